@@ -16,7 +16,7 @@ if(STALLOC_SANITIZE)
                                                     -fno-sanitize-recover=all)
   target_link_options(stalloc_settings INTERFACE -fsanitize=${STALLOC_SANITIZE})
   if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
-    # AddressSanitizer makes g++ see uninitialised members in std::regex, which Catch2 uses (GCC bug 105562).
+    # AddressSanitizer makes g++ see uninitialized members in std::regex, which Catch2 uses (GCC bug 105562).
     target_compile_options(stalloc_settings INTERFACE -Wno-maybe-uninitialized)
   endif()
 endif()

@@ -67,7 +67,7 @@ struct stalloc_statistics {
   /* count: requests of 1 MiB or more served by CUDA */
   uint64_t unplanned_large_requests;
   /* count: times the position in the plan was lost and found again */
-  uint64_t resynchronisations;
+  uint64_t resynchronizations;
   /* ns: time spent in the mapping calls at start */
   uint64_t mapping_ns_at_start;
   /* ns: time spent in those after start */

@@ -36,7 +36,7 @@ constexpr std::string_view kLibraries[] = {"libpython", "libcuda.so",    "libcud
 
 std::string_view file_name(std::string_view path) { return path.substr(path.rfind('/') + 1); }
 
-// Recognises Python by the name of the program's file, or by the name by which it was started.
+// Recognizes Python by the name of the program's file, or by the name by which it was started.
 bool is_python() noexcept {
   std::array<char, 4096> path{};
   const ssize_t bytes = ::readlink("/proc/self/exe", path.data(), path.size());

@@ -13,7 +13,7 @@
 
 namespace stalloc::log {
 
-// Remembers which file standard error is, so that a later replacement by the program is recognised. Call it while the
+// Remembers which file standard error is, so that a later replacement by the program is recognized. Call it while the
 // library is being loaded; without it lines are written to whatever standard error is. Not thread-safe.
 void remember_standard_error() noexcept;
 

@@ -113,7 +113,7 @@ CUresult wait_event(const Call<CUresult(CUstream, CUevent, unsigned)>& call, CUs
                     unsigned flags) noexcept;
 }  // namespace captures
 
-// Called before and after a call of the program that synchronises: the heaps give back free memory above the pools'
+// Called before and after a call of the program that synchronizes: the heaps give back free memory above the pools'
 // release thresholds.
 namespace synchronization {
 void begin() noexcept;
@@ -121,7 +121,7 @@ void end() noexcept;  // pre: the call succeeded
 }  // namespace synchronization
 
 // Events, and other calls that order streams or show that work is complete. All calls are forwarded; the order that
-// they create is noted (serve/streams/event_order.h). Calls that synchronise also do what `synchronization` says.
+// they create is noted (serve/streams/event_order.h). Calls that synchronize also do what `synchronization` says.
 namespace events {
 CUresult create(const Call<CUresult(CUevent*, unsigned)>& call, CUevent* event, unsigned flags) noexcept;
 CUresult destroy(const Call<CUresult(CUevent)>& call, CUevent event) noexcept;
@@ -213,7 +213,7 @@ CUresult info(const Call<CUresult(size_t*, size_t*)>& call, size_t* free, size_t
 }  // namespace device_memory
 
 // Streams that begin and end. All calls are forwarded. The heaps learn whether the program creates streams that
-// synchronise with the legacy stream. The heaps and the recorder are told of the end of a stream before the call, since
+// synchronize with the legacy stream. The heaps and the recorder are told of the end of a stream before the call, since
 // CUDA may reuse its handle at once.
 namespace streams {
 // The program has created a stream with these flags.

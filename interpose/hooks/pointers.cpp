@@ -164,7 +164,7 @@ CUresult attributes(const Call<CUresult(unsigned, CUpointer_attribute*, void**, 
   return result;
 }
 
-// The driver refuses to set CU_POINTER_ATTRIBUTE_SYNC_MEMOPS for mapped memory. So the same behaviour is enabled for
+// The driver refuses to set CU_POINTER_ATTRIBUTE_SYNC_MEMOPS for mapped memory. So the same behavior is enabled for
 // the whole context, which includes the block.
 CUresult set_attribute(const Call<CUresult(const void*, CUpointer_attribute, CUdeviceptr)>& call, const void* value,
                        CUpointer_attribute attribute, CUdeviceptr at) noexcept {

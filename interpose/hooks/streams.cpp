@@ -7,7 +7,7 @@ namespace stalloc::hooks::streams {
 
 void created(unsigned flags) noexcept {
   if ((flags & CU_STREAM_NON_BLOCKING) != 0 || !Heaps::note_blocking_stream()) return;
-  log::debug("the program creates streams that synchronise with the legacy stream");
+  log::debug("the program creates streams that synchronize with the legacy stream");
   if (Heaps* heaps = Session::known_active_heaps()) heaps->blocking_streams_exist();
 }
 

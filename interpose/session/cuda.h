@@ -93,7 +93,7 @@ class Cuda {
   }
   // The context of a stream; null: unknown. For a default stream, the thread's current one.
   [[nodiscard]] CUcontext context_of_stream(CUstream stream) const noexcept;
-  // Creates a stream of the current context that does not synchronise with the legacy stream. Works also during
+  // Creates a stream of the current context that does not synchronize with the legacy stream. Works also during
   // captures.
   CUresult create_stream(CUstream* stream) const noexcept;
   // The driver's own answer, which for mapped memory is about the whole handle.

@@ -132,7 +132,7 @@ class Heaps {
   // As Heap::keep_idle_memory, for all heaps, also those that are created later.
   void keep_idle_memory() noexcept;
 
-  // The program has created a stream that synchronises with the legacy stream, perhaps before there are heaps. True the
+  // The program has created a stream that synchronizes with the legacy stream, perhaps before there are heaps. True the
   // first time; then call `blocking_streams_exist` if there are heaps. Lock-free.
   static bool note_blocking_stream() noexcept { return !blocking_streams_.exchange(true); }
   void blocking_streams_exist() noexcept;
@@ -228,7 +228,7 @@ class Heaps {
   const serve::HeapOptions options_;
   StatisticsPage* const page_;  // null: figures are not shown
   std::mutex mutex_;            // guards making and closing heaps, peers and keeps_idle_
-  // Whether the program has made a stream that synchronises with the legacy stream.
+  // Whether the program has made a stream that synchronizes with the legacy stream.
   static inline std::atomic<bool> blocking_streams_{false};
   bool keeps_idle_ = false;
   std::atomic<bool> refuses_{false};

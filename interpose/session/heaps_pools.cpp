@@ -140,7 +140,7 @@ void Heaps::refuse_pool(CUmemoryPool pool) noexcept {
   current_pool_changed(device);
 }
 
-// Returns the device whose heap counts `pool`, or kNone. Recognises the default pools of devices that have no heap yet.
+// Returns the device whose heap counts `pool`, or kNone. Recognizes the default pools of devices that have no heap yet.
 int Heaps::find_device_of(CUmemoryPool pool) noexcept {
   const int devices = pools_.find(pool) ? 0 : std::min(cuda_.device_count(), kDevices);
   for (int ordinal = 0; ordinal < devices; ++ordinal) {

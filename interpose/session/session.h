@@ -81,7 +81,7 @@ class Session {
   // The program has begun to use CUDA. A child of fork can use it only if its parent had not: so it is active as long
   // as this was not called before the fork.
   // Looks up what the parts need. Such a search takes the dynamic loader's lock, which a thread may hold while it waits
-  // for another one that makes the first request: so it is done now, when the program initialises CUDA.
+  // for another one that makes the first request: so it is done now, when the program initializes CUDA.
   void cuda_is_used() noexcept;
   void stop_in_child() noexcept;
   // At exit: closes the trace, logs the figures, ends the statistics page. Does nothing in a process that has not made

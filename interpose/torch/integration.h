@@ -6,7 +6,7 @@
 // wrap only the native one. When a process starts, nobody knows which version of PyTorch it will load, if any. So the
 // library answers PyTorch's getenv (getenv.cpp): at that moment PyTorch's library is loaded, so its version can be read
 // and a door for it looked up. The environment itself stays as the user set it. The door is opened when CUDA is
-// initialised, which is before PyTorch initialises its allocator.
+// initialized, which is before PyTorch initializes its allocator.
 #pragma once
 
 namespace stalloc::torch {
@@ -16,7 +16,7 @@ namespace stalloc::torch {
 const char* configuration_for(const char* name, const void* caller, char* value) noexcept;
 
 // If PyTorch has been loaded, opens the door for it, or logs one line that says why it cannot. Only the first call that
-// finds PyTorch does this. Call it when CUDA has been initialised, and when a program asks for devices later, since
+// finds PyTorch does this. Call it when CUDA has been initialized, and when a program asks for devices later, since
 // PyTorch may be loaded in between. Thread-safe; never throws.
 void open_door_once() noexcept;
 

@@ -22,7 +22,7 @@ inline constexpr std::uint32_t kMostPlanTables = 1'000'000;
 // The most ranges of physical bytes of which the slots of a device may consist. A server lists them all, 16 bytes each.
 inline constexpr std::uint64_t kMostPlanRanges = std::uint64_t{1} << 26;
 
-// Serialises `plan`. Never fails. Pre: the result has at most kMostPlanBytes (see `write_plan`).
+// Serializes `plan`. Never fails. Pre: the result has at most kMostPlanBytes (see `write_plan`).
 std::vector<std::uint8_t> encode_plan(const Plan& plan);
 
 // True if the bytes begin like a plan; the rest is not checked.

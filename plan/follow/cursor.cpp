@@ -58,7 +58,7 @@ Cursor::Next Cursor::next(std::uint64_t bytes) noexcept {
     first_difference_ = {seen_, bytes, expected};
   }
   const Position found = find_after_deviation(std::exchange(keeps_place_, false));
-  if (found != kNowhere) ++resynchronisations_;
+  if (found != kNowhere) ++resynchronizations_;
   return found;
 }
 

@@ -73,7 +73,7 @@ class Cursor {
   // See PlanMatch.
   [[nodiscard]] bool fits() const noexcept { return match_.fits(); }
   // How often the position was found again after a deviation.
-  [[nodiscard]] std::uint64_t resynchronisations() const noexcept { return resynchronisations_; }
+  [[nodiscard]] std::uint64_t resynchronizations() const noexcept { return resynchronizations_; }
   // Nothing if every request has matched so far.
   [[nodiscard]] const std::optional<Difference>& first_difference() const noexcept { return first_difference_; }
 
@@ -122,7 +122,7 @@ class Cursor {
   std::uint32_t misses_ = 0;         // requests since the latest one that found a slot
   std::uint16_t recent_misses_ = 0;  // a bit for each of the latest 16 requests
   PlanMatch match_;
-  std::uint64_t resynchronisations_ = 0;
+  std::uint64_t resynchronizations_ = 0;
   std::optional<Difference> first_difference_;
 };
 

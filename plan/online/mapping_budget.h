@@ -65,7 +65,7 @@ class MappingBudget {
   // those that make room for others, in nanoseconds. None is less than it was at the last call.
   Overdraft overdraft(const MappingTime& now, std::uint64_t stitching) noexcept;
   // Whether idle memory may be given back although nobody asks for it; the caller then does so. False while the fourth
-  // bucket is overdrawn: a program that synchronises all the time would map its memory again and again.
+  // bucket is overdrawn: a program that synchronizes all the time would map its memory again and again.
   bool may_give_back(const MappingTime& now) noexcept;
   // Finding out what to give back has taken so many nanoseconds, beside the mapping.
   void pay_for_giving_back(std::uint64_t nanoseconds) noexcept { giving_back_.settle(0, nanoseconds); }

@@ -165,7 +165,7 @@ class alignas(64) OnlineAllocator {  // the members that nearly every request to
   // Complete the deferred free before you examine free bytes or release memory.
   [[nodiscard]] Memory& memory() noexcept { return memory_; }
   // Whether the caller may give idle memory back although nobody asks for it, as the library does when the program
-  // synchronises. See MappingBudget::may_give_back.
+  // synchronizes. See MappingBudget::may_give_back.
   [[nodiscard]] bool may_give_back_unasked() noexcept { return budget_.may_give_back(backend().mapping_time()); }
   // It took so many nanoseconds, beside the mapping: with much memory, looking for what is idle takes milliseconds.
   void pay_for_giving_back(std::uint64_t nanoseconds) noexcept { budget_.pay_for_giving_back(nanoseconds); }

@@ -21,7 +21,7 @@ class ViewCache {
     Range addresses;             // in the range of addresses for views
     std::uint64_t live = 0;      // bytes of the requests that live in it
     std::uint64_t freed_at = 0;  // number of the latest free in it, as its user counts them
-    std::uint32_t older = 0;     // neighbours among the views in which nothing lives; 0: none
+    std::uint32_t older = 0;     // neighbors among the views in which nothing lives; 0: none
     std::uint32_t newer = 0;
     FreePages::Obstacles obstacles{};  // that were found when it was searched in vain
     bool planned = false;              // of a plan: only the plan's requests use it, and it is not removed to make room

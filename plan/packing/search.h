@@ -57,7 +57,7 @@ class ContiguousSearch {
   using Index = std::uint32_t;
   static constexpr std::uint64_t kNothing = std::numeric_limits<std::uint64_t>::max();
 
-  // A buffer in terms of sections. Sections that add nothing to a neighbouring section are left out, so sections are
+  // A buffer in terms of sections. Sections that add nothing to a neighboring section are left out, so sections are
   // the maximal sets of buffers that overlap.
   struct BufferData {
     std::uint64_t bytes = 0;

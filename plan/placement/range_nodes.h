@@ -12,7 +12,7 @@
 namespace stalloc::plan {
 
 // Each range is a node of two treaps (Seidel and Aragon, "Randomized Search Trees", 1996) and of two lists. A range
-// that changes but keeps its neighbours is changed in place. Nodes are reused, so few changes allocate memory. A node
+// that changes but keeps its neighbors is changed in place. Nodes are reused, so few changes allocate memory. A node
 // that was found in one order is known in the other, too. A node fills one cache line. Not thread-safe.
 class RangeNodes {
  public:
@@ -109,7 +109,7 @@ class RangeNodes {
     nodes_[node].range = {};
     nodes_[node].links[kAddress].next = std::exchange(unused_, node);
   }
-  // Pre: as for `insert`, between the neighbours of `node`.
+  // Pre: as for `insert`, between the neighbors of `node`.
   void change(Index node, Pair range) {
     nodes_[node].range = range;
     const Links& links = nodes_[node].links[kSize];

@@ -79,7 +79,7 @@ class Survey {
     hole.bytes = pieces[i].bytes;
     hole.stream = pieces[i].stream;
     hole.small = pieces[i].small;
-    // Free neighbours have merged, so both of these are in use.
+    // Free neighbors have merged, so both of these are in use.
     if (i > 0) hole.before = owners_.at(pieces[i - 1].block);
     if (i + 1 < pieces.size()) hole.after = owners_.at(pieces[i + 1].block);
     const bool beside = hole.before == peak_.request || hole.after == peak_.request;

@@ -2,7 +2,7 @@
 // Simulates, without a GPU, the memory that allocators would hold for the same requests.
 //
 // Each function gets the requests in the recorded order and returns how much device memory the allocator would hold. It
-// uses only sizes, streams and the order of calls. The behaviour on a full device is not simulated.
+// uses only sizes, streams and the order of calls. The behavior on a full device is not simulated.
 #pragma once
 
 #include <cstddef>
@@ -42,7 +42,7 @@ Problem outside_requests(Problem problem);
 // PyTorch's caching allocator, as c10/cuda/CUDACachingAllocator.cpp of PyTorch 2.11 describes it with default settings.
 // Sizes are rounded up to 512 B. Requests up to 1 MiB come from segments of 2 MiB; larger ones, below 10 MiB, from
 // segments of 20 MiB; others from segments of their own size rounded up to 2 MiB. The smallest free block of the same
-// stream and pool is taken, and split where more than 1 MiB (small pool: 512 B) would be left. Freed neighbours merge.
+// stream and pool is taken, and split where more than 1 MiB (small pool: 512 B) would be left. Freed neighbors merge.
 // Segments are never given back.
 PeakMemory simulate_caching(const Problem& problem, const HeldObserver& observer = nullptr);
 

@@ -148,7 +148,7 @@ void CachingAllocator::split(BlockIndex index, std::uint64_t size) {
   if (growing != growing_[block.pool].end() && growing->second.last == index) growing->second.last = rest;
 }
 
-// Both are neighbours, `left` the lower one, and not in the free set. Returns `left`, which takes the bytes of `right`.
+// Both are neighbors, `left` the lower one, and not in the free set. Returns `left`, which takes the bytes of `right`.
 CachingAllocator::BlockIndex CachingAllocator::merge(BlockIndex left, BlockIndex right) {
   const Block gone = blocks_[right];
   blocks_[left].size += gone.size;

@@ -23,7 +23,7 @@ constexpr std::uint64_t kUnit = 512;
 
 enum class Fit { Best, First };
 
-// A range that grows at its end. Free neighbours are joined.
+// A range that grows at its end. Free neighbors are joined.
 class Range {
  public:
   explicit Range(Fit fit) : fit_(fit) {}

@@ -102,11 +102,11 @@ class Player {
     constexpr double kGib = 1 << 30;
     std::printf(
         "%8zu: live %.3f, of the plan %.3f, physical %.3f GiB; %llu planned, %llu dynamic, %llu refused, "
-        "%llu resynchronisations, %llu grown, %llu mapping calls\n",
+        "%llu resynchronizations, %llu grown, %llu mapping calls\n",
         i, static_cast<double>(live_) / kGib, static_cast<double>(now.planned_live) / kGib,
         static_cast<double>(now.physical) / kGib, since(&serve::Statistics::planned_requests),
         since(&serve::Statistics::dynamic_requests), since(&serve::Statistics::refused_slots),
-        since(&serve::Statistics::resynchronisations), since(&serve::Statistics::grows),
+        since(&serve::Statistics::resynchronizations), since(&serve::Statistics::grows),
         since(&serve::Statistics::mapping_calls_after_start));
     shown_ = now;
   }
@@ -183,11 +183,11 @@ int main(int argc, char** argv) {
   const auto gib = [](std::uint64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
   std::printf(
       "peak live %.3f GiB, physical %.3f GiB (%.4f), %llu requests planned, %llu dynamic, %llu slots refused, "
-      "%llu resynchronisations, mapping calls %llu at the start, %llu after\n",
+      "%llu resynchronizations, mapping calls %llu at the start, %llu after\n",
       gib(peak), gib(figures.physical_peak), gib(figures.physical_peak) / gib(peak),
       static_cast<unsigned long long>(figures.planned_requests),
       static_cast<unsigned long long>(figures.dynamic_requests), static_cast<unsigned long long>(figures.refused_slots),
-      static_cast<unsigned long long>(figures.resynchronisations),
+      static_cast<unsigned long long>(figures.resynchronizations),
       static_cast<unsigned long long>(figures.mapping_calls_at_start),
       static_cast<unsigned long long>(figures.mapping_calls_after_start));
 }

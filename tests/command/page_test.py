@@ -209,7 +209,7 @@ class Page(CommandTest):
         self.assertEqual({theme for theme, _, _ in seen}, {"light", "dark"})
         self.assertEqual(len({pixel for _, _, pixel in seen}), 2)
 
-    def test_colours_of_the_plan(self):
+    def test_colors_of_the_plan(self):
         self.open(self.trace)
         for by in ("module", "stream", "stitched", "stack"):
             self.browser.run("(() => { const choose = stallocReport.views.plan.controls.querySelector('select'); "

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How the commands speak: within 80 columns, progress and colours on a terminal alone."""
+"""How the commands speak: within 80 columns, progress and colors on a terminal alone."""
 
 import lzma
 import os
@@ -13,7 +13,7 @@ import sys
 import bench
 from bench import SOURCE, TOOL, CommandTest
 
-COLOUR = re.compile(r"\033\[\d+m")
+COLOR = re.compile(r"\033\[\d+m")
 
 
 class Terminal(CommandTest):
@@ -69,11 +69,11 @@ class Terminal(CommandTest):
         piped = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=True)
         self.assertEqual(piped.stderr, "")
 
-    def test_colours(self):
+    def test_colors(self):
         command = (sys.executable, bench.COMMAND, "doctor", "--no-probe")
-        self.assertRegex(self.on_terminal(*command), COLOUR)
-        self.assertNotRegex(self.on_terminal(*command, NO_COLOR="1"), COLOUR)
-        self.assertNotRegex(self.on_terminal(*command, TERM="dumb"), COLOUR)
+        self.assertRegex(self.on_terminal(*command), COLOR)
+        self.assertNotRegex(self.on_terminal(*command, NO_COLOR="1"), COLOR)
+        self.assertNotRegex(self.on_terminal(*command, TERM="dumb"), COLOR)
 
     def test_errors_are_wrapped_for_people(self):
         written = self.on_terminal(sys.executable, bench.COMMAND, "run", "--plan", "none.fb", "--", "true")

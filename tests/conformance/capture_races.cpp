@@ -19,11 +19,11 @@ constexpr std::array<std::size_t, 4> kCapturedSizes{4096, 700'000, kSomeBytes, 5
 constexpr int kCaptures = 400;
 
 // A thread that makes requests on its own stream until it is told to stop.
-class Neighbour {
+class Neighbor {
  public:
-  Neighbour(const Machine& machine, Report& report, const std::atomic<bool>& stop)
+  Neighbor(const Machine& machine, Report& report, const std::atomic<bool>& stop)
       : machine_(machine), report_(report), stop_(stop), stream_(machine.make_stream()), thread_([this] { run(); }) {}
-  ~Neighbour() {
+  ~Neighbor() {
     thread_.join();
     if (machine_.cuda.cuStreamIsCapturing != nullptr) {
       CUstreamCaptureStatus status{};
@@ -34,8 +34,8 @@ class Neighbour {
     machine_.cuda.cuStreamSynchronize(stream_);
     machine_.cuda.cuStreamDestroy(stream_);
   }
-  Neighbour(const Neighbour&) = delete;
-  Neighbour& operator=(const Neighbour&) = delete;
+  Neighbor(const Neighbor&) = delete;
+  Neighbor& operator=(const Neighbor&) = delete;
 
  private:
   void run() {
@@ -98,8 +98,8 @@ void capture_races(Machine& machine, Report& report, std::uint64_t) {
     const CUstream stream = machine.make_stream();
     std::atomic<bool> stop{false};
     {
-      const Neighbour first(machine, report, stop);
-      const Neighbour second(machine, report, stop);
+      const Neighbor first(machine, report, stop);
+      const Neighbor second(machine, report, stop);
       try {
         for (int i = 0; i < kCaptures; ++i) capture_once(machine, report, stream, target, mode, i);
       } catch (const std::exception& error) {

@@ -210,7 +210,7 @@ void high_marks(const Machine& machine, Report& report, CUstream stream) {
   report.fact("the high mark after that", used_high());
   machine.free(first, stream);
   machine.wait(stream);
-  report.fact("what an empty pool reserves after a synchronisation",
+  report.fact("what an empty pool reserves after a synchronization",
               fmt::format("{} MiB", machine.ask(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) / kMiB));
   machine.must(machine.cuda.cuMemPoolDestroy(pool), "cuMemPoolDestroy");
 }

@@ -50,7 +50,7 @@ Driver load_driver(Road road, Origin origin) {
   void* const library = dlopen(origin == Origin::Opened ? "libcuda.so.1" : nullptr, RTLD_NOW);
   if (library == nullptr) throw std::runtime_error("libcuda.so.1 cannot be loaded: no NVIDIA driver here");
   if (symbol<decltype(&cuInit)>(library, "cuInit")(0) != CUDA_SUCCESS) {
-    throw std::runtime_error("the driver cannot be initialised: no device?");
+    throw std::runtime_error("the driver cannot be initialized: no device?");
   }
   Driver driver;
 #define CONFORMANCE_FIND(name)                                                                      \

@@ -73,7 +73,7 @@ enum class Road { Symbol, ProcAddress, PerThread };
 // linked.
 enum class Origin { Opened, Linked };
 
-// Finds the driver and initialises it. Throws std::runtime_error, one line, when a function is missing or CUDA cannot
+// Finds the driver and initializes it. Throws std::runtime_error, one line, when a function is missing or CUDA cannot
 // start.
 Driver load_driver(Road road, Origin origin = Origin::Opened);
 

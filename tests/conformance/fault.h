@@ -22,7 +22,7 @@ inline constexpr char kFaultingKernel[] = R"(
 }
 )";
 
-// Runs the kernel on `stream`. The context's error is known at the next synchronisation. False when the driver has no
+// Runs the kernel on `stream`. The context's error is known at the next synchronization. False when the driver has no
 // modules.
 bool fault(const Machine& machine, CUstream stream);
 

@@ -34,12 +34,12 @@ constexpr std::array<Way, 5> kWays{
     Way{"cuMemAllocAsync and cuMemFreeAsync, with a release threshold", false, false, true},
     Way{"cuMemAllocAsync and cuMemFree", false, true, false}};
 
-struct Synchronisation {
+struct Synchronization {
   const char* name;
   std::function<CUresult(const Driver&, CUstream, CUevent)> make;
 };
 
-std::vector<Synchronisation> synchronisations() {
+std::vector<Synchronization> synchronizations() {
   return {
       {"the stream", [](const Driver& cuda, CUstream stream, CUevent) { return cuda.cuStreamSynchronize(stream); }},
       {"an event", [](const Driver& cuda, CUstream, CUevent event) { return cuda.cuEventSynchronize(event); }},
@@ -196,8 +196,8 @@ class Idle {
   Idle(const Idle&) = delete;
   Idle& operator=(const Idle&) = delete;
 
-  void synchronise(const Synchronisation& by) {
-    machine_.must(by.make(machine_.cuda, stream_, event_), "a synchronisation");
+  void synchronize(const Synchronization& by) {
+    machine_.must(by.make(machine_.cuda, stream_, event_), "a synchronization");
   }
   // Opens the gate; true when a thread waited for it.
   bool waited() {
@@ -244,7 +244,7 @@ void try_needs(const Machine& machine, Report& report, const Way& way, bool pend
   const CUstream other = machine.make_stream();
   for (const Need& need : needs()) {
     Idle idle(machine, way, pending);
-    if (!pending) idle.synchronise(synchronisations().front());
+    if (!pending) idle.synchronize(synchronizations().front());
     Answers answers(machine);
     need.have(machine, other, answers);
     if (pending) answers.add_word(idle.waited() ? "after waiting" : "without waiting");
@@ -260,11 +260,11 @@ void try_needs(const Machine& machine, Report& report, const Way& way, bool pend
 void idle_memory(Machine& machine, Report& report, std::uint64_t) {
   const Smaller device(machine, 32 * kGiB);
   for (const Way& way : kWays) {
-    for (const Synchronisation& by : synchronisations()) {
+    for (const Synchronization& by : synchronizations()) {
       Idle idle(machine, way, false);
       const std::string what = std::string("three quarters used by ") + way.name;
-      idle.synchronise(by);
-      report.fact(what + ", then synchronising " + by.name,
+      idle.synchronize(by);
+      report.fact(what + ", then synchronizing " + by.name,
                   free_twentieths(machine) + ", " + reserved_by_pool(machine));
     }
     try_needs(machine, report, way, false);

@@ -62,7 +62,7 @@ class Machine {
   // A pool of at most `most` bytes; 0: no limit.
   [[nodiscard]] CUmemoryPool make_pool(CUmemAllocationHandleType handles = CU_MEM_HANDLE_TYPE_NONE,
                                        std::size_t most = 0) const;
-  // Sets how much free memory a pool keeps at synchronisations: all or none.
+  // Sets how much free memory a pool keeps at synchronizations: all or none.
   void keep_all(CUmemoryPool pool, bool keep) const;
   // Waits for everything, and gives back all that the default pool keeps.
   void settle() const;

@@ -75,7 +75,7 @@ void search_often(const Machine& machine, Report& report, const Probe& by, CUstr
   machine.keep_all(machine.default_pool(), false);
 }
 
-// Memory in pieces, freed on the stream that asks next, without a synchronisation in between.
+// Memory in pieces, freed on the stream that asks next, without a synchronization in between.
 void whole_of_pieces(const Machine& machine, Report& report, CUstream stream, bool keeps) {
   machine.settle();
   machine.keep_all(machine.default_pool(), keeps);

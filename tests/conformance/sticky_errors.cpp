@@ -151,7 +151,7 @@ void begin_again(Machine& machine, Report& report, const std::string& when, CUre
 void fault_codes(Machine& machine, Report& report, std::uint64_t) {
   const Before before(machine);
   if (!fault(machine, before.stream)) return report.fact("a kernel that faults", "not there");
-  report.fact("the synchronisation after a fault", machine.name(machine.cuda.cuStreamSynchronize(before.stream)));
+  report.fact("the synchronization after a fault", machine.name(machine.cuda.cuStreamSynchronize(before.stream)));
   say_all(machine, report, before, "after a fault", true);
   begin_again(machine, report, "after a fault", machine.cuda.cuDevicePrimaryCtxReset(0));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A stand-in for a communication library, which the preloaded library recognises by its file name. It allocates its own
+// A stand-in for a communication library, which the preloaded library recognizes by its file name. It allocates its own
 // buffers and shares them with other processes.
 #include "tests/e2e/communication.h"
 

@@ -11,7 +11,7 @@ With options of train.py, its steps are measured instead; the card must hold one
   dynamic     stalloc's dynamic mode: no trace, no plan
 
 The speed of a rented host may change twofold from one second to the next, and one core may be slower than another whose
-neighbour does nothing. So all variants live at the same time, each in a process of its own on the same core, and
+neighbor does nothing. So all variants live at the same time, each in a process of its own on the same core, and
 measure in turns, one after the other; the ratios to the first variant within a turn are compared. DIR receives turns.json (every turn) and turns.md, which is printed too.
 """
 

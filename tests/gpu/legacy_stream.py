@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Shows what the driver makes of the legacy stream beside streams that synchronise with it: which calls on it are a
+"""Shows what the driver makes of the legacy stream beside streams that synchronize with it: which calls on it are a
 barrier between them, and whether an event makes an idle stream look busy. 0 means idle or done, 600 not yet. Needs a GPU and
 nothing else; it is no test. (stalloc's own events follow this: docs/decisions/11-waits-for-frees.md.)"""
 

@@ -41,7 +41,7 @@ std::string Api::load_driver() {
   REPLAY_DRIVER_FUNCTIONS(REPLAY_FIND)
 #undef REPLAY_FIND
   if (!missing.empty()) return "libcuda.so.1 has no " + missing;
-  if (driver_.cuInit(0) != CUDA_SUCCESS) return "the driver cannot be initialised";
+  if (driver_.cuInit(0) != CUDA_SUCCESS) return "the driver cannot be initialized";
   return {};
 }
 

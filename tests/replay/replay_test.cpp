@@ -84,7 +84,7 @@ TEST_CASE("two tensors that share a stride of memory stamp a common word, wherev
   REQUIRE(api().free(at) == CUDA_SUCCESS);
 }
 
-TEST_CASE("shared physical bytes are found, neighbours are not") {
+TEST_CASE("shared physical bytes are found, neighbors are not") {
   PhysicalCheck check(api());
   REQUIRE(check.available());
   const CUdeviceptr at = allocate(8 * kPage);

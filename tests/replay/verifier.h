@@ -57,7 +57,7 @@ class Verifier {
   CUresult write(std::uint64_t tensor, CUdeviceptr address, std::uint64_t bytes, CUstream stream);
   CUresult check(std::uint64_t tensor, CUdeviceptr address, std::uint64_t bytes, CUstream stream);
 
-  // Final once all streams are synchronised.
+  // Final once all streams are synchronized.
   [[nodiscard]] std::uint64_t mismatched() const { return mismatched_; }
   [[nodiscard]] std::vector<Mismatch> mismatches() const;  // the first few
 

@@ -55,7 +55,7 @@ CHECK_OF_DOOR(random_program) {
   for (unsigned seed = 1; seed <= 4; ++seed) run_program(seed, 1500, 0, 300 * kMiB);
 }
 
-// Another thread has initialised the native allocator (`start`) while the door was put in front of it.
+// Another thread has initialized the native allocator (`start`) while the door was put in front of it.
 CHECK_OF_DOOR(initialized_without_the_door) {
   const Tensor tensor(kMiB);
   EXPECT(figures().allocated_bytes[0].current == static_cast<std::int64_t>(kMiB));
@@ -325,7 +325,7 @@ CHECK_OF_DOOR(freed_after_a_reset) {
   EXPECT(figures().allocated_bytes[0].current == 0);
 }
 
-// Freed memory is kept for later tensors until the cache is emptied. Synchronising gives nothing back.
+// Freed memory is kept for later tensors until the cache is emptied. Synchronizing gives nothing back.
 CHECK_OF_DOOR(idle_memory_is_kept) {
   { const Tensor tensor(100 * kMiB); }
   settle();

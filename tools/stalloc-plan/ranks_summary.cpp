@@ -21,7 +21,7 @@ struct Totals {
   std::uint64_t physical_bytes = 0;
   std::uint64_t held_bytes = 0;
   std::uint64_t native_bytes = 0;
-  const RankResult* worst = nullptr;  // lowest utilisation
+  const RankResult* worst = nullptr;  // lowest utilization
 };
 
 Totals totals_of(const RanksResult& result) {
@@ -34,7 +34,7 @@ Totals totals_of(const RanksResult& result) {
     totals.physical_bytes += rank.physical_bytes;
     totals.held_bytes += rank.held_bytes;
     totals.native_bytes += rank.native_bytes;
-    const auto worth = [](const RankResult& of) { return utilisation(of.peak_live_bytes, of.physical_bytes); };
+    const auto worth = [](const RankResult& of) { return utilization(of.peak_live_bytes, of.physical_bytes); };
     if (totals.worst == nullptr || worth(rank) < worth(*totals.worst)) totals.worst = &rank;
   }
   return totals;
@@ -114,12 +114,12 @@ std::string ranks_text(const RanksResult& result) {
   std::size_t width = 4;
   for (const RankResult& rank : result.ranks) width = std::max(width, printable(rank.rank).size());
   std::string text = fmt::format("{:<{}} {:>9} {:>10} {:>10} {:>11} {:>10} {:>10}\n", "rank", width, "requests",
-                                 "peak live", "plan", "utilisation", "native", "saved");
+                                 "peak live", "plan", "utilization", "native", "saved");
   // The row of one rank, or of all.
   const auto row = [&](const std::string& name, const auto& of) {
     text += fmt::format("{:<{}} {:>9} {:>10} {:>10} {:>9.2f} % {:>10} {:>10}", name, width, of.requests,
                         bytes_text(of.peak_live_bytes), bytes_text(of.physical_bytes),
-                        100 * utilisation(of.peak_live_bytes, of.physical_bytes), bytes_text(of.native_bytes),
+                        100 * utilization(of.peak_live_bytes, of.physical_bytes), bytes_text(of.native_bytes),
                         saved_text(of.native_bytes, of.held_bytes));
   };
   for (const RankResult& rank : result.ranks) {
@@ -168,7 +168,7 @@ void write_bytes(JsonWriter& json, const Figures& of) {
   json.member("requests", of.requests);
   json.member("peak_live_bytes", of.peak_live_bytes);
   json.member("physical_bytes", of.physical_bytes);
-  json.member("utilisation", Fixed{utilisation(of.peak_live_bytes, of.physical_bytes)});
+  json.member("utilization", Fixed{utilization(of.peak_live_bytes, of.physical_bytes)});
   json.member("held_bytes", of.held_bytes);
   json.member("native_bytes", of.native_bytes);
 }

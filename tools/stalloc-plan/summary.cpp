@@ -71,7 +71,7 @@ std::string device_text(const plan::PlannedDevice& device, bool recorded) {
        fmt::format("{} ({} B){}", bytes_text(plan.peak_live_bytes), plan.peak_live_bytes,
                    plan.varying.empty() && device.report.without_slot == 0 ? "" : ", of the planned requests"));
   line("physical", fmt::format("{} ({} B)", bytes_text(plan.physical_bytes), plan.physical_bytes));
-  line("utilisation", fmt::format("{:.2f} %", 100 * utilisation(plan.peak_live_bytes, plan.physical_bytes)));
+  line("utilization", fmt::format("{:.2f} %", 100 * utilization(plan.peak_live_bytes, plan.physical_bytes)));
   if (device.report.contiguous) line("gap", gap_text(plan));
   line("views", fmt::format("1 home, {} stitched (serving {} of {} slots)", plan.views.size() - 1,
                             device.report.stitched_slots, plan.slots.size()));
@@ -105,7 +105,7 @@ void write_device(JsonWriter& json, const plan::PlannedDevice& device) {
   json.member("dynamic_slots", device.report.dynamic_slots);
   json.member("peak_live_bytes", plan.peak_live_bytes);
   json.member("physical_bytes", plan.physical_bytes);
-  json.member("utilisation", Fixed{utilisation(plan.peak_live_bytes, plan.physical_bytes)});
+  json.member("utilization", Fixed{utilization(plan.peak_live_bytes, plan.physical_bytes)});
   json.member("stitched_views", plan.views.size() - 1);
   json.member("stitched_slots", device.report.stitched_slots);
   json.member("handles", plan.handles.size());
@@ -148,7 +148,7 @@ std::string left_out_text(const Source& source) {
                      trace.chunks, trace.left_out_bytes);
 }
 
-double utilisation(std::uint64_t live, std::uint64_t physical) {
+double utilization(std::uint64_t live, std::uint64_t physical) {
   return physical == 0 ? 1.0 : static_cast<double>(live) / static_cast<double>(physical);
 }
 
@@ -193,7 +193,7 @@ std::string summary_json(const Summary& summary) {
     json.member("requests", requests);
     json.member("peak_live_bytes", live);
     json.member("physical_bytes", physical);
-    json.member("utilisation", Fixed{utilisation(live, physical)});
+    json.member("utilization", Fixed{utilization(live, physical)});
     json.member("stitched_views", views);
     json.member("handles", handles);
     json.member("waits", waits);

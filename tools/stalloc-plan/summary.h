@@ -26,7 +26,7 @@ std::string summary_json(const Summary& summary);
 std::string left_out_text(const Source& source);
 
 // Returns live bytes divided by physical bytes; 1 if there are no physical bytes.
-double utilisation(std::uint64_t live, std::uint64_t physical);
+double utilization(std::uint64_t live, std::uint64_t physical);
 // Returns a size for people: "17.82 GiB", "640 B".
 std::string bytes_text(std::uint64_t bytes);
 

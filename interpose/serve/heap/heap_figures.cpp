@@ -96,7 +96,7 @@ bool Heap::try_statistics(Statistics* statistics) const noexcept {
 
 Statistics Heap::gather_statistics() const noexcept {
   Statistics statistics = figures_.statistics();
-  statistics.resynchronisations = planned_.resynchronisations();
+  statistics.resynchronizations = planned_.resynchronizations();
   statistics.waits = order_.waits();
   statistics.spared_waits = order_.spared_waits();
   statistics.mapping_calls_at_start = mapping_calls_at_start_;

@@ -63,9 +63,9 @@ void Cursors::pass_through(std::uint64_t bytes) noexcept {
   if (LaneCursor* const lane = lane_of(this_thread())) lane->cursor.pass_through(bytes);
 }
 
-std::uint64_t Cursors::resynchronisations() const noexcept {
-  std::uint64_t sum = all_.resynchronisations();
-  for (const LaneCursor& lane : lanes_) sum += lane.cursor.resynchronisations();
+std::uint64_t Cursors::resynchronizations() const noexcept {
+  std::uint64_t sum = all_.resynchronizations();
+  for (const LaneCursor& lane : lanes_) sum += lane.cursor.resynchronizations();
   return sum;
 }
 

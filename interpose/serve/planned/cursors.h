@@ -37,7 +37,7 @@ class Cursors {
   void keep_place() noexcept { all_.keep_place(); }
   [[nodiscard]] bool is_before_body() const noexcept { return lanes_.empty() && all_.is_before_body(); }
   [[nodiscard]] bool fits() const noexcept { return lanes_.empty() ? all_.fits() : match_.fits(); }
-  [[nodiscard]] std::uint64_t resynchronisations() const noexcept;
+  [[nodiscard]] std::uint64_t resynchronizations() const noexcept;
   // As for Cursor. If the plan has lanes, returns the difference of the first lane that has one; its request number
   // counts the requests of that lane.
   [[nodiscard]] std::optional<Cursor::Difference> first_difference() const noexcept;

@@ -91,8 +91,8 @@ class Planned {
     return cursors_->first_difference();
   }
   // How often a cursor has found its position again.
-  [[nodiscard]] std::uint64_t resynchronisations() const noexcept {
-    return exists() ? cursors_->resynchronisations() : 0;
+  [[nodiscard]] std::uint64_t resynchronizations() const noexcept {
+    return exists() ? cursors_->resynchronizations() : 0;
   }
 
   // The address of a slot, whether an event is recorded at its free, and its physical ranges, which stay valid.

@@ -16,7 +16,7 @@ EventOrder::EventOrder() {
 
 EventOrder::~EventOrder() { munmap(entries_, kTableBytes); }
 
-// Recognises versions of functions, by name, that record, create or destroy events, or put a record into a graph.
+// Recognizes versions of functions, by name, that record, create or destroy events, or put a record into a graph.
 void EventOrder::looked_up(std::string_view symbol) noexcept {
   const bool of_driver =
       symbol.size() > 2 && symbol[0] == 'c' && symbol[1] == 'u' && symbol[2] >= 'A' && symbol[2] <= 'Z';

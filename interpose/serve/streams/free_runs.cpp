@@ -45,7 +45,7 @@ std::size_t FreeRuns::split(std::uint32_t unit) noexcept {
   return behind;
 }
 
-// Joins the two neighbours of one mark whose latest free is the earliest, if there are such neighbours.
+// Joins the two neighbors of one mark whose latest free is the earliest, if there are such neighbors.
 void FreeRuns::join_earliest() noexcept {
   std::size_t best = 0;  // the second of them
   std::uint64_t earliest = ~std::uint64_t{0};

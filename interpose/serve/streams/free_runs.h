@@ -27,8 +27,8 @@ struct FreeRun {
   bool exact = true;  // false: some of the units may have been freed earlier
 };
 
-// The runs of a page. Neighbouring blocks share a page at their ends, so most pages that have several runs have two or
-// three. Of a page with many, neighbouring runs of one mark are joined, the earliest first. Not thread-safe: the heap's
+// The runs of a page. Neighboring blocks share a page at their ends, so most pages that have several runs have two or
+// three. Of a page with many, neighboring runs of one mark are joined, the earliest first. Not thread-safe: the heap's
 // lock protects it. Nothing throws.
 class FreeRuns {
  public:

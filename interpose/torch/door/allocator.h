@@ -33,7 +33,7 @@ class DoorAllocator final : public Forwarding {
   DoorAllocator(native::CUDAAllocator& native, const stalloc_door_library& library)
       : Forwarding(native), library_(library), caching_(native) {}
 
-  // Call this once, before PyTorch can use the object. PyTorch's native allocator may have been initialised already, or
+  // Call this once, before PyTorch can use the object. PyTorch's native allocator may have been initialized already, or
   // be so by another thread meanwhile.
   void open();
 

@@ -99,7 +99,7 @@ void Actor::act() {
     const std::size_t choice = below(1000);
     if (choice < 380) return live_bytes_ < kLiveBytesMost && tensors_.size() < kLiveMost ? allocate() : free_any();
     if (choice < 720) return tensors_.empty() ? allocate() : free_any();
-    if (choice < 740) return synchronise();
+    if (choice < 740) return synchronize();
     if (choice < 790) return use_events();
     if (choice < 840) return copy();
     if (choice < 890) return asking();
@@ -151,7 +151,7 @@ void Actor::allocate_huge() {
       plain ? machine_.cuda.cuMemAlloc(&at, bytes) : machine_.cuda.cuMemAllocAsync(&at, bytes, stream);
   if (!book(plain ? "cuMemAlloc" : "cuMemAllocAsync", result, {0, at, bytes, stream, plain, false})) return;
   free(take(tensors_.size() - 1), any_stream());
-  synchronise();
+  synchronize();
 }
 
 Actor::Tensor Actor::take(std::size_t index) {
@@ -226,7 +226,7 @@ void Actor::copy() {
   log.answer("its free", cuda.cuMemFreeAsync(kept, stream));
 }
 
-void Actor::synchronise() {
+void Actor::synchronize() {
   const CUstream stream = any_stream();
   if (one_in(2)) {
     log.answer("cuStreamSynchronize of " + name(stream), machine_.cuda.cuStreamSynchronize(stream));

@@ -108,7 +108,7 @@ class Actor {
   void copy();
   void replace_stream();
   void leave_stream(CUstream stream, CUstream to);
-  void synchronise();
+  void synchronize();
   void use_events();
   void trim();
   void settings();

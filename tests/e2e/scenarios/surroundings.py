@@ -42,7 +42,7 @@ def another_interposer(bench):
 
 @scenario
 def streams_that_depend(bench):
-    """No event of stalloc orders two streams that synchronise with the legacy stream, and no stream waits for work that
+    """No event of stalloc orders two streams that synchronize with the legacy stream, and no stream waits for work that
     another one was given after a free."""
     for program in ("streams", "requests", "later-requests"):
         alone = bench.run([bench.guests, program])

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opens the CUDA driver named by argv[1], asks for its version and closes it, several times, and never initialises it:
+// Opens the CUDA driver named by argv[1], asks for its version and closes it, several times, and never initializes it:
 // a program that only looks whether CUDA is there.
 #include <dlfcn.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// As much of Python's library as the recorder looks for, for an interpreter that is not initialised.
+// As much of Python's library as the recorder looks for, for an interpreter that is not initialized.
 extern "C" {
 #define EXPORTED __attribute__((visibility("default")))
 EXPORTED char PyCode_Type, PyUnicode_Type, PyBytes_Type;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A library that the program is linked with, and a static object of it that uses CUDA on several streams: in its
-// constructor, before a preloaded library has been initialised, or in its destructor, after a preloaded library may
+// constructor, before a preloaded library has been initialized, or in its destructor, after a preloaded library may
 // have destroyed its own static objects.
 #include <cuda_runtime_api.h>
 

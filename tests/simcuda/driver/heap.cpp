@@ -104,7 +104,7 @@ ChunkHeap::FreeRanges::iterator ChunkHeap::best_fit(std::uint64_t bytes, const T
   return best;
 }
 
-// Joins neighbouring ranges that wait for nothing, or for the same stream.
+// Joins neighboring ranges that wait for nothing, or for the same stream.
 void ChunkHeap::merge() {
   for (auto range = free_.begin(); range != free_.end();) {
     Free& free = range->second;

@@ -30,7 +30,7 @@ inline CUmemoryPool handle_of(const Pool* pool) { return pool == nullptr ? nullp
 // The pool behind a handle, or null. Pre: memory_mutex() is held.
 Pool* find_pool(CUmemoryPool handle);
 
-// Done by every synchronisation: pools give back what they keep beyond their release threshold.
+// Done by every synchronization: pools give back what they keep beyond their release threshold.
 void trim_to_threshold(int device);
 
 }  // namespace simcuda

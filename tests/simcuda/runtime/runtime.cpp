@@ -47,7 +47,7 @@ CUresult current_device(const DriverTable& driver, int* device) {
   return current == nullptr ? CUDA_SUCCESS : driver.context_device(device);
 }
 
-// Initialises the driver, and makes sure that the thread has a current context: the one that it chose, or device 0's.
+// Initializes the driver, and makes sure that the thread has a current context: the one that it chose, or device 0's.
 CUresult prepare(const DriverTable& driver) {
   if (const CUresult result = init(driver)) return result;
   CUcontext current = nullptr;

@@ -90,7 +90,7 @@ TEST_CASE("live allocations never share a byte, and the statistics follow them")
   CHECK(ask(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH) == used);
 }
 
-TEST_CASE("synchronising gives back what is over the threshold") {
+TEST_CASE("synchronizing gives back what is over the threshold") {
   const Machine machine;
   const CUmemoryPool pool = make_pool();
   const std::uint64_t free_before = free_bytes();
@@ -138,7 +138,7 @@ TEST_CASE("either free ends either allocation, once") {
   CHECK(cuMemFreeAsync(0x1234500, nullptr) == CUDA_ERROR_INVALID_VALUE);
 }
 
-TEST_CASE("without a threshold memory goes back at each kind of synchronisation, and not before") {
+TEST_CASE("without a threshold memory goes back at each kind of synchronization, and not before") {
   const Machine machine;
   const CUstream stream = make_stream();
   const CUevent event = make_event();

@@ -39,7 +39,7 @@ says out "stalloc-plan "
 
 expect 0 0 loop.fb -o loop.plan
 says out "steady state"
-says out "utilisation"
+says out "utilization"
 says out "written to loop.plan"
 expect 0 0 check loop.fb loop.plan
 says out "sound"

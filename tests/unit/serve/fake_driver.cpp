@@ -450,7 +450,7 @@ CUresult FakeDriver::wait_for_context(bool breaks_captures) {
     const Lock lock(mutex_);
     for (const Stream& stream : streams_) {
       if (stream.context != context_stack.back()) continue;
-      require(!breaks_captures || !stream.capturing, "do not break a capture by synchronising");
+      require(!breaks_captures || !stream.capturing, "do not break a capture by synchronizing");
       join(awaited, stream.clock);
     }
     ++order_calls_;

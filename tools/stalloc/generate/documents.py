@@ -126,7 +126,7 @@ def stalloc_man(version, parser):
                         "nothing is said at the end."),
                        ("XDG_RUNTIME_DIR", "The folder for the figures of running programs; without it, they are in "
                         "/tmp/stalloc-UID."),
-                       ("NO_COLOR", "No colours, on a terminal too.")):
+                       ("NO_COLOR", "No colors, on a terminal too.")):
         out += entry(name, text)
     out += paragraphs("What the library itself reads is in docs/environment.md of the sources.")
     out += [".SH EXIT STATUS"]

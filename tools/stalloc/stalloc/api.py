@@ -16,7 +16,7 @@ STATISTICS = (
     "live", "live_peak", "pool_live_peak", "physical", "planned_requests", "dynamic_requests", "unplanned_requests",
     "refused_slots", "stitches", "borrows", "waits", "grows", "mapping_calls_at_start", "mapping_calls_after_start",
     "views", "view_hits", "misses", "physical_peak", "spared_waits", "planned_live", "dynamic_live", "unplanned_live",
-    "served_live_peak", "unplanned_large_requests", "resynchronisations", "mapping_ns_at_start",
+    "served_live_peak", "unplanned_large_requests", "resynchronizations", "mapping_ns_at_start",
     "mapping_ns_after_start", "spare_slots", "served_in_use_peak", "step_plans", "step_requests",
 )
 # end

@@ -17,7 +17,7 @@ Checks the driver, the devices, the frameworks, other preloaded libraries and li
 stalloc and reports whether their requests were seen and served.
 
 Exit status: 0 if stalloc will work here; 1 if something is in its way, which a line of the output names."""
-COLOUR = {GOOD: "good", NOTE: "note", WARNING: "warning", PROBLEM: "bad"}
+COLOR = {GOOD: "good", NOTE: "note", WARNING: "warning", PROBLEM: "bad"}
 TOPIC_WIDTH = 12
 
 
@@ -106,7 +106,7 @@ def show(findings, out):
         found.append(finding)
         head = f"  {finding.level:<6}{finding.topic:<{TOPIC_WIDTH}}"
         lines = terminal.wrapped(head + terminal.printable(finding.text), indent)
-        print(lines.replace(finding.level, terminal.painted(finding.level, COLOUR[finding.level], out), 1), file=out)
+        print(lines.replace(finding.level, terminal.painted(finding.level, COLOR[finding.level], out), 1), file=out)
         if finding.advice:
             print(terminal.wrapped(indent + terminal.printable(finding.advice), indent), file=out)
         out.flush()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints for the command: in plain lines of at most 80 columns, with colours only on terminals."""
+"""Prints for the command: in plain lines of at most 80 columns, with colors only on terminals."""
 
 import contextlib
 import errno
@@ -18,14 +18,14 @@ WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 CODES = {"good": "32", "note": "36", "warning": "33", "bad": "31", "strong": "1", "faint": "2"}
 
 
-def colours(stream):
-    """Whether colours may be written to `stream`: it is a terminal that is not dumb, and NO_COLOR is not set
+def colors(stream):
+    """Whether colors may be written to `stream`: it is a terminal that is not dumb, and NO_COLOR is not set
     (https://no-color.org)."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") not in ("", "dumb") and stream.isatty()
 
 
 def painted(text, kind, stream):
-    return f"\033[{CODES[kind]}m{text}\033[0m" if colours(stream) else text
+    return f"\033[{CODES[kind]}m{text}\033[0m" if colors(stream) else text
 
 
 def wrapped(text, indent=""):

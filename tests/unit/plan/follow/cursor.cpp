@@ -53,7 +53,7 @@ TEST_CASE("the prologue comes once, the body repeatedly, then the epilogue", "[s
   REQUIRE(request(cursor, 5) == 4);
   REQUIRE(request(cursor, 6) == 5);
   REQUIRE(request(cursor, 3) == 2);
-  REQUIRE(cursor.resynchronisations() == 0);
+  REQUIRE(cursor.resynchronizations() == 0);
 }
 
 TEST_CASE("if body and epilogue begin with the same size, the body is taken", "[serve][cursor]") {
@@ -116,7 +116,7 @@ TEST_CASE("requests of varying size keep the position for those that follow", "[
     REQUIRE(request(cursor, vary) == (vary <= 9 ? 3 : kNone));
     REQUIRE(request(cursor, 5) == 4);
   }
-  REQUIRE(cursor.resynchronisations() == 0);
+  REQUIRE(cursor.resynchronizations() == 0);
 }
 
 TEST_CASE("a request of a slot that has no place is unplanned, and others do not take the slot", "[serve][cursor]") {
@@ -146,7 +146,7 @@ TEST_CASE("a pass-through slot is used up by its request, and skipped without it
   REQUIRE(request(cursor, 4) == 0);
   cursor.pass_through(99 * plan::kUnitBytes);
   REQUIRE(request(cursor, 5) == 2);
-  REQUIRE(cursor.resynchronisations() == 0);
+  REQUIRE(cursor.resynchronizations() == 0);
 }
 
 TEST_CASE("an extra request leaves the cursor where it is", "[serve][cursor]") {
@@ -157,7 +157,7 @@ TEST_CASE("an extra request leaves the cursor where it is", "[serve][cursor]") {
   REQUIRE(request(cursor, 5) == kNone);  // although a slot a little later matches
   REQUIRE(request(cursor, 3) == 2);
   REQUIRE(request(cursor, 4) == 3);
-  REQUIRE(cursor.resynchronisations() == 0);
+  REQUIRE(cursor.resynchronizations() == 0);
 }
 
 TEST_CASE("extra requests that resemble later ones do not move the cursor", "[serve][cursor]") {
@@ -168,7 +168,7 @@ TEST_CASE("extra requests that resemble later ones do not move the cursor", "[se
   REQUIRE(request(cursor, 99) == kNone);
   REQUIRE(request(cursor, 6) == kNone);  // two extra requests; the plan has the size of the second
   REQUIRE(request(cursor, 3) == 2);
-  REQUIRE(cursor.resynchronisations() == 0);
+  REQUIRE(cursor.resynchronizations() == 0);
 }
 
 TEST_CASE("missing requests are detected at the second request after them", "[serve][cursor]") {
@@ -177,7 +177,7 @@ TEST_CASE("missing requests are detected at the second request after them", "[se
   REQUIRE(request(cursor, 4) == kNone);
   REQUIRE(request(cursor, 5) == 4);
   REQUIRE(request(cursor, 6) == 5);
-  REQUIRE(cursor.resynchronisations() == 1);
+  REQUIRE(cursor.resynchronizations() == 1);
 }
 
 TEST_CASE("among several later places, the best match is taken", "[serve][cursor]") {
@@ -262,7 +262,7 @@ TEST_CASE("after any deviation the cursor finds its position again", "[serve][cu
   REQUIRE(cursor.fits());
 }
 
-TEST_CASE("a program that repeats after a plan without a body is recognised", "[serve][cursor]") {
+TEST_CASE("a program that repeats after a plan without a body is recognized", "[serve][cursor]") {
   const std::vector<std::uint64_t> units = random_units(50, 1000, 3);
   Cursor cursor(plan_of_units(units, 50, 0));
   for (std::size_t i = 0; i < 50; ++i) REQUIRE(request(cursor, units[i]) == static_cast<int>(i));
@@ -342,7 +342,7 @@ TEST_CASE("a plan of the beginning only serves nothing after it, and is not drop
     if (step.answer != Answer::Unplanned) FAIL("not left to the dynamic sub-allocator");
   }
   REQUIRE(cursor.fits());
-  REQUIRE(cursor.resynchronisations() == 0);
+  REQUIRE(cursor.resynchronizations() == 0);
 }
 
 TEST_CASE("a plan of the beginning of another program is detected", "[serve][cursor]") {

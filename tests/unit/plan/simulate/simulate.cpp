@@ -60,7 +60,7 @@ TEST_CASE("small blocks are split down to 512 bytes and fill their segments") {
   REQUIRE(allocator.held_bytes() == 4 * kMiB);
 }
 
-TEST_CASE("freed neighbours merge, in either order, and pools and streams keep apart") {
+TEST_CASE("freed neighbors merge, in either order, and pools and streams keep apart") {
   for (const bool forward : {true, false}) {
     CachingAllocator allocator(Segments::Fixed);
     const auto a = allocator.allocate(6 * kMiB, 0);

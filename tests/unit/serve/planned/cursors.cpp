@@ -100,7 +100,7 @@ TEST_CASE("each thread follows its own lane, whichever comes first", "[serve][cu
   }
   CHECK(request(cursors, 6, 9) == 7);
   CHECK(request(cursors, 5, 4) == 6);
-  CHECK(cursors.resynchronisations() == 0);
+  CHECK(cursors.resynchronizations() == 0);
 }
 
 TEST_CASE("any interleaving of threads finds every slot", "[serve][cursors]") {

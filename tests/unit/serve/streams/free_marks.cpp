@@ -101,7 +101,7 @@ TEST_CASE("the stream that freed bytes is always known, and an exact number is a
   }
 }
 
-TEST_CASE("neighbours that share a page are distinguished", "[serve][marks]") {
+TEST_CASE("neighbors that share a page are distinguished", "[serve][marks]") {
   FreeMarks table(4 * kPage, kPage);
   const auto latest = [&](std::uint64_t begin, std::uint64_t end) {
     const PhysicalRange wanted{begin * kUnit, end * kUnit};
@@ -124,7 +124,7 @@ TEST_CASE("neighbours that share a page are distinguished", "[serve][marks]") {
   REQUIRE(latest(80, 100).exact);
   REQUIRE(latest(80, 100).sequence == 1);
 
-  // More runs than are kept apart: the two earliest neighbours are joined, so their number is a bound.
+  // More runs than are kept apart: the two earliest neighbors are joined, so their number is a bound.
   free(100, 101, 16);
   REQUIRE_FALSE(latest(64, 65).exact);
   REQUIRE(latest(64, 65).sequence == 4);

@@ -2,10 +2,10 @@
 // Live bytes over time, beside what each allocator holds.
 
 const ALLOCATORS = {
-  native: {name: 'PyTorch native', colour: '#d55e00', dash: []},
-  expandable: {name: 'PyTorch expandable segments', colour: '#e69f00', dash: [8, 4]},
-  online: {name: 'stalloc without a plan', colour: '#56b4e9', dash: [3, 3]},
-  planned: {name: 'stalloc with a plan', colour: '#009e73', dash: []},
+  native: {name: 'PyTorch native', color: '#d55e00', dash: []},
+  expandable: {name: 'PyTorch expandable segments', color: '#e69f00', dash: [8, 4]},
+  online: {name: 'stalloc without a plan', color: '#56b4e9', dash: [3, 3]},
+  planned: {name: 'stalloc with a plan', color: '#009e73', dash: []},
 };
 
 class CurvesView extends View {
@@ -45,7 +45,7 @@ class CurvesView extends View {
       const most = steps(this.curves.live_most);
       if (most.length) pen.area([most[0], this.toY(0), ...most, most[most.length - 2], this.toY(0)], style('--area'));
       pen.line(most, style('--faint'), 1);
-      for (const [key, {colour, dash}] of Object.entries(ALLOCATORS)) pen.line(steps(this.curves[key]), colour, 2, dash);
+      for (const [key, {color, dash}] of Object.entries(ALLOCATORS)) pen.line(steps(this.curves[key]), color, 2, dash);
     });
   }
 

@@ -20,12 +20,12 @@ class FlameView extends View {
     const from = Math.max(this.toX(node.from), this.inner.left);
     const to = Math.min(this.toX(node.from + node.bytes), this.inner.left + this.inner.width);
     if (to - from < 0.5) return;
-    const y = this.inner.top + depth * ROW, colour = depth ? PALETTE[node.colour] : GREY;
-    pen.rect(from, y, Math.max(to - from - 1, 0.5), ROW - 1, colour);
+    const y = this.inner.top + depth * ROW, color = depth ? PALETTE[node.color] : GREY;
+    pen.rect(from, y, Math.max(to - from - 1, 0.5), ROW - 1, color);
     const letters = Math.floor((to - from - 8) / 6.6);
     if (letters > 3) {
       const words = node.name.length > letters ? `${node.name.slice(0, letters - 1)}…` : node.name;
-      pen.text(from + 4, y + 13, words, DARK_TEXT.has(colour) ? '#000000' : '#ffffff');
+      pen.text(from + 4, y + 13, words, DARK_TEXT.has(color) ? '#000000' : '#ffffff');
     }
     for (const child of node.children.values()) this.drawNode(pen, child, depth + 1);
   }
@@ -78,7 +78,7 @@ function flameTree(report, holders) {
   place(root, 0);
   return root;
 }
-function newNode(name, colour) { return {name, colour, bytes: 0, requests: 0, from: 0, children: new Map()}; }
+function newNode(name, color) { return {name, color, bytes: 0, requests: 0, from: 0, children: new Map()}; }
 function place(node, from) {
   node.from = from;
   for (const child of [...node.children.values()].sort((a, b) => b.bytes - a.bytes)) {

@@ -16,17 +16,17 @@ class PlanView extends View {
     Object.assign(this, {report, plan, requests, slots, zoomsY: true, selected: -1});
     this.layPieces();
     this.listLive();
-    this.colourBy = 'stack';
-    const choose = element('select', {onchange: () => this.setColours(choose.value)});
+    this.colorBy = 'stack';
+    const choose = element('select', {onchange: () => this.setColors(choose.value)});
     for (const [value, text] of [['stack', 'call stack'], ['module', 'library'], ['stream', 'stream'],
                                  ['stitched', 'stitched or not']]) {
       choose.append(element('option', {value, textContent: text}));
     }
-    this.controls.querySelector('.hint').before(element('label', {}, 'Colours: ', choose));
+    this.controls.querySelector('.hint').before(element('label', {}, 'Colors: ', choose));
     this.controls.querySelector('.hint').textContent += ' Shift: addresses. [ and ] step through requests.';
     this.legend = element('div', {className: 'legend'});
     this.canvas.before(this.legend);
-    this.setColours(this.colourBy);
+    this.setColors(this.colorBy);
   }
 
   // Finds where the bytes of each slot lie: the pieces of slot s are [low[p], high[p]) for p from pieceFrom[s] up to
@@ -96,8 +96,8 @@ class PlanView extends View {
     for (let i = block * this.block; i < end; ++i) act(i);
   }
 
-  setColours(by) {
-    this.colourBy = by;
+  setColors(by) {
+    this.colorBy = by;
     const count = this.requests.until.length, weight = new Map();
     const value = by === 'stitched' ? (i) => (this.isStitched(i) ? 1 : 0) : (i) => this.requests[by][i];
     for (let i = 0; i < count; ++i) {
@@ -118,9 +118,9 @@ class PlanView extends View {
     this.schedule();
   }
   valueName(key) {
-    if (this.colourBy === 'stitched') return key ? 'in a stitched view' : 'in the home view';
-    if (this.colourBy === 'stream') return `stream ${key}`;
-    if (this.colourBy === 'module') return this.report.modules[key] || 'library not recorded';
+    if (this.colorBy === 'stitched') return key ? 'in a stitched view' : 'in the home view';
+    if (this.colorBy === 'stream') return `stream ${key}`;
+    if (this.colorBy === 'module') return this.report.modules[key] || 'library not recorded';
     const frame = informativeFrames(this.report, key)[0];
     return frame ? `${frame} (stack ${key})` : 'no call stack';
   }
@@ -159,15 +159,15 @@ class PlanView extends View {
     const to = canvas.getContext('2d');
     const image = to.createImageData(width, height);
     const pixels = new Uint32Array(image.data.buffer);
-    const colours = [...PALETTE, GREY].map((colour) => packedColour(colour, 1));
-    const edges = [...PALETTE, GREY].map((colour) => packedColour(colour, 0.72));
-    const back = packedColour(style('--back'), 1);
+    const colors = [...PALETTE, GREY].map((color) => packedColor(color, 1));
+    const edges = [...PALETTE, GREY].map((color) => packedColor(color, 0.72));
+    const back = packedColor(style('--back'), 1);
     const {until, slot} = this.requests, perX = width / x.size, perY = height / y.size;
     this.each(x.from, x.to, (request) => {
       if (slot[request] < 0 || until[request] <= x.from) return;
       const left = Math.max(0, Math.floor((request - x.from) * perX));
       const right = Math.min(width, Math.max(left + 1, Math.floor((until[request] - x.from) * perX)));
-      const colour = colours[this.rank[request]], edge = edges[this.rank[request]];
+      const color = colors[this.rank[request]], edge = edges[this.rank[request]];
       const stitched = this.slots.view[slot[request]] !== 0;
       for (let p = this.pieceFrom[slot[request]]; p < this.pieceFrom[slot[request] + 1]; ++p) {
         if (this.high[p] <= y.from || this.low[p] >= y.to) continue;
@@ -180,9 +180,9 @@ class PlanView extends View {
             pixels.fill(edge, at + left, at + right);
             continue;
           }
-          pixels.fill(colour, at + left, at + right);
+          pixels.fill(color, at + left, at + right);
           if (framed) pixels[at + left] = pixels[at + right - 1] = edge;
-          // Stitched slots have stripes, which show without colours too.
+          // Stitched slots have stripes, which show without colors too.
           if (!stitched || !framed) continue;
           for (let column = left + (left + row) % 5; column < right; column += 5) pixels[at + column] = back;
         }
@@ -241,7 +241,7 @@ class PlanView extends View {
 }
 
 // "#rrggbb" as the pixels of an image hold it (little-endian), darker by `factor`.
-function packedColour(colour, factor) {
-  const part = (from) => Math.round(parseInt(colour.slice(from, from + 2), 16) * factor);
+function packedColor(color, factor) {
+  const part = (from) => Math.round(parseInt(color.slice(from, from + 2), 16) * factor);
   return (0xff << 24 | part(5) << 16 | part(3) << 8 | part(1)) >>> 0;
 }

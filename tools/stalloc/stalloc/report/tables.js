@@ -22,9 +22,9 @@ function table(head, rows, numbers) {
 
 function allocatorTable(device) {
   const rows = device.allocators.map((row) => {
-    const {name, colour, dash} = ALLOCATORS[row.allocator];
+    const {name, color, dash} = ALLOCATORS[row.allocator];
     const key = element('span', {className: 'key'});
-    key.style.borderTopColor = colour;
+    key.style.borderTopColor = color;
     if (dash.length) key.style.borderTopStyle = dash[0] > 4 ? 'dashed' : 'dotted';
     return [element('span', {}, key, name), sizeText(row.live_bytes), sizeText(row.held_bytes),
             percentText(row.lost_share)];

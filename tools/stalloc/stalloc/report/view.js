@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What all drawn views share: a canvas that can be zoomed and panned by mouse, touch and keyboard, and saved.
 
-// Okabe and Ito's palette, which people with any kind of colour vision can tell apart, and grey for the rest.
+// Okabe and Ito's palette, which people with any kind of color vision can tell apart, and grey for the rest.
 const PALETTE = ['#0072b2', '#e69f00', '#009e73', '#cc79a7', '#56b4e9', '#d55e00', '#f0e442'];
 const GREY = '#8a939b';
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Every source says its licence in its first line, or in the second below a `#!`.
+"""Every source says its license in its first line, or in the second below a `#!`.
 
-  licence.py SOURCE_FOLDER
+  license.py SOURCE_FOLDER
 
 Looks at the files that git knows or would add; skipped (77) where there is no git or no repository. Documents, data, and
 what makes up a report (a report is the user's) need no such line.
@@ -23,7 +23,7 @@ def is_source(path):
     return path.suffix in SOURCES or path.name in NAMES or (path.suffix == "" and path.parts[0] in (".ci", "tools"))
 
 
-def says_licence(file):
+def says_license(file):
     first, second = (file.read_text(encoding="utf-8").splitlines() + ["", ""])[:2]
     return LINE in (second if first.startswith("#!") else first)
 
@@ -36,7 +36,7 @@ def main():
     except (FileNotFoundError, subprocess.CalledProcessError):
         return 77
     files = [path for path in map(pathlib.Path, listed.splitlines()) if is_source(path) and (source / path).exists()]
-    missing = [path for path in files if not says_licence(source / path)]
+    missing = [path for path in files if not says_license(source / path)]
     for path in missing:
         print(f"{path}: its first line should be a comment with {LINE}")
     return 1 if missing or not files else 0

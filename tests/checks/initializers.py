@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""No static object of the preloaded library needs to be initialised or destroyed while the program runs.
+"""No static object of the preloaded library needs to be initialized or destroyed while the program runs.
 
 A constructor or a destructor of the program's libraries may call a hook before this library's own static objects are
-initialised, or after they are destroyed. So all of them are initialised by the compiler (`constinit`), or in a function
-when they are first needed, and none has a destructor. Usage: initialisers.py OBJECT_FILE...
+initialized, or after they are destroyed. So all of them are initialized by the compiler (`constinit`), or in a function
+when they are first needed, and none has a destructor. Usage: initializers.py OBJECT_FILE...
 """
 
 import re
@@ -22,7 +22,7 @@ def symbols(path):
 def defects(path):
     found = symbols(path)
     if any(re.match(r"_GLOBAL__sub_I_|_?_GLOBAL__I_", name) for name in found):
-        yield "initialises a static object at run time"
+        yield "initializes a static object at run time"
     if "__cxa_atexit" in found or "atexit" in found:
         yield "destroys a static object at exit"
 
