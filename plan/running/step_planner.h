@@ -41,7 +41,7 @@ class StepPlanner {
   StepPlanner(std::uint64_t page, const OnlinePolicy& policy);
 
   // The program makes its next request; as for RequestLog::add. `counts` says what has been mapped so far. Now and then
-  // it searches and plans, which takes some hundredths of a second.
+  // it searches and plans, which takes some hundredths of a second, or tenths if a step has thousands of requests.
   void requested(std::uint64_t number, std::uint64_t bytes, StreamIndex stream, const OnlineCounts& counts) {
     const std::uint64_t mapped = counts.handles + counts.mapped;
     if (sleeps_ && mapped == mapped_at_search_) return;
