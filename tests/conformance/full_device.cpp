@@ -55,8 +55,8 @@ std::string module_text(std::size_t stack) {
                      kVariable, stack);
 }
 
-// A module that is not loaded yet, and a graph of a small kernel of another module. Each has a larger stack than the
-// one before, since a device keeps what it has once given.
+// A library whose kernels are not loaded yet, and graphs of kernels of another library. A device keeps the memory that
+// it has once given to stacks, so each object of this class must have a larger stack than the one before.
 class Kernels {
  public:
   Kernels(const Machine& machine, std::size_t stack)
@@ -184,6 +184,7 @@ class Kernels {
   CUgraph other_graph_ = nullptr;
 };
 
+// A function that takes device memory, and how it is called.
 struct TakingFunction {
   const char* name;
   CUresult (Kernels::*call)() const;

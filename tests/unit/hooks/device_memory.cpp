@@ -17,9 +17,9 @@ constexpr std::size_t kMiB = 1 << 20;
 int asked;
 int refusals;  // that CUDA makes before it succeeds
 
-CUresult answer_array(CUarray* /*array*/, const CUDA_ARRAY_DESCRIPTOR* /*shape*/) {
-  return ++asked > refusals ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
+CUresult answer() { return ++asked > refusals ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY; }
+
+CUresult answer_array(CUarray* /*array*/, const CUDA_ARRAY_DESCRIPTOR* /*shape*/) { return answer(); }
 
 CUresult create_array() {
   Behind original(Hook::cuArrayCreate_v2, &answer_array);
@@ -56,9 +56,7 @@ TEST_CASE("a graph node that loads a kernel is added once there is memory", "[ho
   refusals = 1;
   asked = 0;
   Behind original(
-      Hook::cuGraphExecNodeSetParams, +[](CUgraphExec, CUgraphNode, CUgraphNodeParams*) {
-        return ++asked > refusals ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-      });
+      Hook::cuGraphExecNodeSetParams, +[](CUgraphExec, CUgraphNode, CUgraphNodeParams*) { return answer(); });
   CUgraphNodeParams parameters{};
   parameters.type = CU_GRAPH_NODE_TYPE_KERNEL;
   CHECK(device_memory::node(original.call(), &parameters, nullptr, nullptr, &parameters) == CUDA_SUCCESS);
@@ -87,7 +85,7 @@ TEST_CASE("a request that CUDA refuses is made again when idle memory stood in i
   Behind original(
       Hook::cuMemAllocAsync, +[](CUdeviceptr* out, std::size_t, CUstream) {
         *out = 0x1000;
-        return ++asked > refusals ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+        return answer();
       });
   CUdeviceptr at = 0;
   CHECK(memory::alloc_async(original.call(), &at, 128 * kMiB, nullptr, DefaultStream::Legacy) == CUDA_SUCCESS);
@@ -125,7 +123,7 @@ TEST_CASE("a request from a pool that is not served gets idle memory, too", "[ho
   Behind original(
       Hook::cuMemAllocFromPoolAsync, +[](CUdeviceptr* out, std::size_t, CUmemoryPool, CUstream) {
         *out = 0x1000;
-        return ++asked > refusals ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+        return answer();
       });
   CUdeviceptr at = 0;
   const auto imported = reinterpret_cast<CUmemoryPool>(0x1);
