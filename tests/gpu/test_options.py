@@ -5,6 +5,7 @@
 import argparse
 import contextlib
 import io
+import json
 import os
 import pathlib
 import subprocess
@@ -24,6 +25,7 @@ import comm_battery  # noqa: E402
 import framework_programs  # noqa: E402
 import frameworks  # noqa: E402
 import largest_batch  # noqa: E402
+import parallel_tables  # noqa: E402
 import pytorch_tests  # noqa: E402
 import ranks  # noqa: E402
 import torch_battery  # noqa: E402
@@ -187,6 +189,31 @@ class Parallel(unittest.TestCase):
         self.assertIn("| ddp | PyTorch native | 0 | 8.000 | 10.000 | 1.2500 |  |  | 400.0 | 1.0000 |  |  | identical |", rows)
         self.assertIn("| ddp | native, expandable segments | failed with status 1 |", rows)
         self.assertIn("| 1.0000 | 1.2500 | 1.0000 | 200.0 | 0.5000 | 3 | 6 | different |", rows)
+
+    def test_tables_name_the_worse_rank(self):
+        def report(held, steps, calls=()):
+            figures = [{"mapping_calls_after_start": each, "physical_peak": held, "served_in_use_peak": 4} for each in calls]
+            return {"max_memory_allocated": 4, "max_memory_reserved": held, "step_ms": steps, "losses_hex": ["a"],
+                    "options": {"warmup": 1, "accumulate": 2, "batch": 3, "seq": 4, "steps": 5},
+                    **({"figures": figures} if figures else {})}
+
+        results = [{"variant": "native", "reports": [report(5, [9, 10, 10, 10, 10]), report(6, [9, 10, 10, 10, 10])]},
+                   {"variant": "expandable", "reports": "failed with status 1"},
+                   {"variant": "dynamic", "reports": [report(5, [9, 10, 10, 11, 12], (1, 2, 2, 2, 3)),
+                                                      report(4, [9, 10, 11, 12, 15], (1, 2, 4, 5, 9))]}]
+        with tempfile.TemporaryDirectory() as folder:
+            run = pathlib.Path(folder) / "ddp"
+            run.mkdir()
+            (run / "results.jsonl").write_text("\n".join(map(json.dumps, results)), encoding="utf-8")
+            rows = parallel_tables.table(pathlib.Path(folder)).splitlines()[2:]
+        self.assertEqual(rows, [
+            "| ddp: 2×3×4 tokens, 5 steps | PyTorch native | 1.5000 |  | 1.0000 (1.000 to 1.000) | 1.0000 |  | identical |",
+            "|  | native, expandable segments | failed with status 1 |  |  |  |  |  |",
+            "|  | stalloc, without a plan | 1.2500 | 1.2500 | 1.1500 (1.025 to 1.425) | 1.3500 | 2 | identical |"])
+
+    def test_committed_tables_are_of_the_committed_results(self):
+        folder = pathlib.Path(__file__).resolve().parents[2] / "docs/benchmarks/parallel/two-cards"
+        self.assertEqual(parallel_tables.table(folder), (folder / "tables.md").read_text(encoding="utf-8"))
 
     def test_largest_batch_is_beside_one_that_does_not_fit(self):
         class Known(largest_batch.Search):
