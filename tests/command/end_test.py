@@ -152,14 +152,15 @@ class Streams(CommandTest):
         self.shell('"$1" "$2" run -- sh -c "exit 3" 2>&- >&- <&-', status=3)
 
     def test_closed_standard_output(self):
-        for command in ("run -- true", "record -- true", "run -- sh -c 'echo said'"):
+        for command in ("run -- true", "record -- true", "run -- sh -c 'echo said'",
+                        "run --no-report -- sh -c 'echo said'"):
             self.shell(f'"$1" "$2" {command} >&-')
 
     def test_output_that_is_lost(self):
         """A command that cannot print its answer fails, whether or not Python buffers what is printed."""
         (self.folder / "requests.csv").write_text("id,lower,upper,size\n0,0,1,512\n", encoding="utf-8")
-        for command in ("plan --help", "--help", "--version", "env", "top --once", "doctor --no-probe",
-                        "report --text requests.csv"):
+        for command in ("plan --help", "--help", "--version", "run --help", "record --help", "env", "top --once",
+                        "doctor --no-probe", "report --text requests.csv"):
             for unbuffered in ("", "1"):
                 for target in (">&-", ">/dev/full"):
                     done = self.shell(f'PYTHONUNBUFFERED={unbuffered} "$1" "$2" {command} {target}', status=1)

@@ -129,7 +129,7 @@ def starts_a_program(arguments):
 
 def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
-    terminal.open_missing_streams(for_a_program=starts_a_program(arguments))
+    terminal.open_missing_streams()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # whatever a name or a text holds, it is no reason to fail
     status = run_safely(arguments)

@@ -58,6 +58,7 @@ def run_program(arguments, environment, remarks, title, traced=no_trace):
     for remark in remarks:
         terminal.say(remark)
     process.find_program(arguments.command[0], environment)
+    terminal.open_output_for_program()
     with contextlib.suppress(OSError):
         statistics_pages.tidy()
     folder = statistics_folder(arguments, environment)

@@ -3,6 +3,7 @@
 
 import contextlib
 import errno
+import fcntl
 import glob
 import os
 import shlex
@@ -98,19 +99,28 @@ def has_working_folder():
         return False
 
 
-def open_missing_streams(for_a_program=False):
+def open_missing_streams():
     """Opens those of standard input, output and error that are closed on the null device. Otherwise another file that is
     opened would take their place, and be written to. A command cannot write to a standard output that was closed, so that
-    it fails if it prints anything. A program that the command starts can write there, and nothing comes of it."""
+    it fails if it prints anything."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            access = os.O_RDONLY if descriptor == 1 and not for_a_program else os.O_RDWR
+            access = os.O_RDONLY if descriptor == 1 else os.O_RDWR
             os.set_inheritable(os.open(os.devnull, access), True)  # the lowest number that is free, which is this one
     for descriptor, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             setattr(sys, name, open(descriptor, mode, encoding="utf-8", closefd=False))
+
+
+def open_output_for_program():
+    """Makes a standard output that `open_missing_streams` has opened one that the program to start can write to. Nothing
+    comes of what it writes."""
+    with open(os.devnull, "r+b", buffering=0) as nothing:
+        for_reading = fcntl.fcntl(1, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+        if for_reading and os.path.sameopenfile(1, nothing.fileno()):
+            os.dup2(nothing.fileno(), 1)
 
 
 def drop_unwritten(stream):
