@@ -82,6 +82,8 @@ class WhatTheProgramGets(CommandTest):
             (self.folder / name).write_bytes(bad)
         for name in ("for-plan.fb", "text.fb", "nothing.fb", "cut.fb", "empty"):
             done = self.run_command("run", "--plan", name, "--", "touch", "started", status=1)
+            self.assertRegex(done.stderr, r"^stalloc: .*: (nothing could be served|no such plan)")
+            self.assertEqual(done.stderr.count("stalloc: "), 1, done.stderr)
             self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
             self.assertFalse((self.folder / "started").exists())
 
@@ -438,11 +440,14 @@ class Main(CommandTest):
             self.assertRegex(done.stdout, rf"Usage: stalloc {command} \[OPTIONS\]")
             self.assertNotIn("stalloc-plan", done.stdout)
             self.assertNotIn("SUBCOMMAND", done.stdout)
-            self.assertIn(f"(stalloc {command} --help explains)", self.run_command(command, status=2).stderr)
+            said = self.run_command(command, status=2).stderr
+            self.assertTrue(said.startswith("stalloc: "), said)
+            self.assertIn(f"(stalloc {command} --help explains)", said)
         done = subprocess.run([bench.TOOL, "--help"], capture_output=True, text=True, check=True)
         self.assertIn("Usage: stalloc-plan [OPTIONS]", done.stdout)
         self.assertIn("stalloc-plan trace.fb -o plan.fb", done.stdout)
         done = subprocess.run([bench.TOOL, "show"], capture_output=True, text=True, check=False)
+        self.assertTrue(done.stderr.startswith("stalloc-plan: "), done.stderr)
         self.assertIn("(stalloc-plan show --help explains)", done.stderr)
 
     def test_a_file_that_has_the_name_of_a_command(self):

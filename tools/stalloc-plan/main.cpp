@@ -26,10 +26,12 @@ namespace {
 constexpr std::string_view kFrontEnd = "stalloc ";
 constexpr std::string_view kPlanOfFrontEnd = "stalloc plan";
 
+bool is_front_end(std::string_view called) { return called.starts_with(kFrontEnd); }
+
 // What the user calls the program, of which `called` is the first argument.
 std::string name_of(std::string_view called) {
   if (called == kPlanOfFrontEnd) return std::string(called);
-  return called.starts_with(kFrontEnd) ? "stalloc" : "stalloc-plan";
+  return is_front_end(called) ? "stalloc" : "stalloc-plan";
 }
 
 // The description of the program that is called `name`.
@@ -266,8 +268,9 @@ class CommandLine {
 int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a plan that may not be written is an error in one line, and leaves nothing behind
   try {
-    const std::string name = stalloc::tool::name_of(argc > 0 ? argv[0] : "");
-    return stalloc::tool::CommandLine(name).run(argc, argv);
+    const std::string_view called = argc > 0 ? argv[0] : "";
+    if (stalloc::tool::is_front_end(called)) stalloc::tool::speak_as("stalloc");
+    return stalloc::tool::CommandLine(stalloc::tool::name_of(called)).run(argc, argv);
   } catch (const std::bad_alloc&) {
     return stalloc::tool::fail("out of memory");
   } catch (const std::exception& error) {

@@ -5,13 +5,24 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <utility>
 
 #include "tools/stalloc-plan/text.h"
 
 namespace stalloc::tool {
+namespace {
+
+std::string& speaker() {
+  static std::string name = "stalloc-plan";
+  return name;
+}
+
+}  // namespace
+
+void speak_as(std::string name) { speaker() = std::move(name); }
 
 int fail(const std::string& what, int exit_code) {
-  std::fprintf(stderr, "stalloc-plan: %s\n", printable(what).c_str());
+  std::fprintf(stderr, "%s: %s\n", speaker().c_str(), printable(what).c_str());
   return exit_code;
 }
 

@@ -16,7 +16,10 @@ int print(const std::string& text);
 // Whether a path names the file, pipe or terminal that is standard output, as /dev/stdout does.
 bool is_standard_output(const std::string& path);
 
-// Prints "stalloc-plan: <what>" on stderr in one line, whatever bytes are in `what`. Returns `exit_code`.
+// From now on, errors begin with this name: that of the command which the user has typed. It is stalloc-plan at first.
+void speak_as(std::string name);
+
+// Prints "<name>: <what>" on stderr in one line, whatever bytes are in `what`. Returns `exit_code`.
 int fail(const std::string& what, int exit_code = kExitBad);
 
 }  // namespace stalloc::tool

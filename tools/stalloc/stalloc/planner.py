@@ -77,7 +77,7 @@ def output_of(*arguments):
 
 def why_not(done):
     """What stalloc-plan says of the error with which it ended, in one line."""
-    said = os.fsdecode(done.stderr).strip().removeprefix("stalloc-plan: ")
+    said = os.fsdecode(done.stderr).strip().removeprefix("stalloc: ")
     return said.replace("\n", "; ") or f"stalloc-plan ended with status {done.returncode}"
 
 

@@ -67,5 +67,4 @@ def fault_of(path):
         return ""
     if done.returncode != 1:
         return ""
-    said = done.stderr.decode("utf-8", "replace").strip().removeprefix("stalloc-plan: ").removeprefix(f"{path}: ")
-    return said or "not a plan"
+    return planner.why_not(done).removeprefix(f"{path}: ")
