@@ -54,6 +54,15 @@ class Env(CommandTest):
         self.assertIn("has a space", done.stderr)
         self.assertEqual(done.stdout, "")
 
+    def test_traces_that_cannot_be_written(self):
+        (self.folder / "file").write_text("", encoding="utf-8")
+        for name, why in ((".", ".: is a folder; name a file: stalloc env --record NAME"), ("", "an empty name"),
+                          ("none/t.fb", "none: no such folder; make it first"), ("file/t.fb", "file: no such folder"),
+                          ("/dev/stdout", "a trace is a new file"), ("none/%r/t.fb", "mark the file instead")):
+            done = self.run_command("env", "--record", name, status=1)
+            self.assertIn(why, done.stderr)
+            self.assertEqual((done.stdout, len(done.stderr.splitlines())), ("", 1), done.stderr)
+
     def test_hiding_settings_are_named(self):
         done = self.run_command("env", variables={"TF_GPU_ALLOCATOR": "bfc"})
         self.assertIn("TF_GPU_ALLOCATOR=bfc hides tensors", done.stderr)

@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 
-from stalloc import environment, installation, terminal
+from stalloc import environment, installation, record, terminal
 
 HELP = "print the environment variables that put a program under stalloc"
 DESCRIPTION = """\
@@ -85,7 +85,10 @@ def run(arguments):
     plan = arguments.plan
     if plan is None and arguments.record is None:
         plan = os.environ.get("STALLOC_PLAN") or None
-    mode = "trace" if arguments.record is not None else "dynamic" if plan is None else "alloc"
+    mode = "dynamic" if plan is None else "alloc"
+    if arguments.record is not None:
+        record.check_target(arguments.record, "stalloc env --record")
+        mode = "trace"
     made, _ = environment.stalloc_environment(os.environ, installation.library_path(), mode=mode, plan=plan,
                                               trace=arguments.record, keep_settings=True)
     if not arguments.keep_settings:

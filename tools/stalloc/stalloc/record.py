@@ -38,31 +38,31 @@ def register(subparsers):
     launch.add_options(parser)
 
 
-def check_target(name):
-    """Raises BadPath if nothing can be recorded to this file. If it is there already, the library records beside it and
-    says so."""
+def check_target(name, option):
+    """Raises BadPath if nothing can be recorded to this file, which `option` of a command names. If it is there already, the
+    library records beside it and says so."""
     if os.path.isdir(name):
-        raise environment.BadPath(f"{name}: is a folder; name a file: stalloc record -o NAME")
+        raise environment.BadPath(f"{name}: is a folder; name a file: {option} NAME")
     if not name or name.endswith("/"):
-        raise environment.BadPath(f"{name or 'an empty name'}: no file; name one: stalloc record -o NAME")
+        raise environment.BadPath(f"{name or 'an empty name'}: no file; name one: {option} NAME")
     template, rank = templates.absolute(name), plans.rank_of(os.environ)[1]
     if name in launch.STANDARD_OUTPUT or template.startswith(OPEN_FILES):
-        raise environment.BadPath(f"{name}: a trace is a new file: stalloc record -o NAME")
+        raise environment.BadPath(f"{name}: a trace is a new file: {option} NAME")
     folder = os.path.dirname(template)
     marks = templates.marks(folder) & templates.VARYING
     if not marks or (rank and "%p" not in marks):
         output.check_folder(templates.filled(folder, rank))
     elif not any(map(os.path.isdir, templates.matching_folders(folder))):
         raise environment.BadPath(f"{folder}: there is no folder of such a name, and recording makes none; make it first, or "
-                                  "mark the file instead: stalloc record -o trace.%r.fb")
+                                  f"mark the file instead: {option} trace.%r.fb")
     path = templates.expanded(template, rank)
     if path is not None and os.path.lexists(path) and not os.path.isfile(path):
-        raise environment.BadPath(f"{path}: no regular file; name another: stalloc record -o NAME")
+        raise environment.BadPath(f"{path}: no regular file; name another: {option} NAME")
 
 
 def run(arguments):
     name = arguments.output if arguments.output is not None else os.environ.get("STALLOC_TRACE") or "trace.fb"
-    check_target(name)
+    check_target(name, "stalloc record -o")
     made, remarks = environment.stalloc_environment(
         os.environ, installation.library_path(), mode="trace", trace=name,
         keep_settings=arguments.keep_settings)
