@@ -265,8 +265,18 @@ class HowItEnds(CommandTest):
     def test_no_library(self):
         done = self.run_command("run", "--", "true", status=1, variables={"STALLOC_LIBRARY": "/nonexistent.so"})
         self.assertIn("STALLOC_LIBRARY names /nonexistent.so", done.stderr)
-        done = self.run_command("run", "--", "true", status=1, variables={"STALLOC_LIBRARY": "/etc/passwd"})
-        self.assertIn("/etc/passwd, which is no shared library", done.stderr)
+
+    def test_a_library_that_is_not_ours(self):
+        content = LIBRARY.read_bytes()
+        (self.folder / "short.so").write_bytes(content[:18])
+        (self.folder / "foreign.so").write_bytes(content[:18] + b"\xf3\x00" + content[20:])  # EM_RISCV
+        (self.folder / "old.so").write_bytes(content[:4] + b"\x01" + content[5:])  # ELFCLASS32
+        for name in ("/etc/passwd", bench.TOOL, bench.SIMCUDA / "libcuda.so.1", "short.so", "foreign.so", "old.so"):
+            for command in (["run", "--", "touch", "started"], ["env"], ["plan", "trace.fb", "-o", "plan.fb"]):
+                done = self.run_command(*command, status=1, variables={"STALLOC_LIBRARY": str(name)})
+                self.assertIn(f"STALLOC_LIBRARY names {name}, which is not stalloc's library for this machine", done.stderr)
+                self.assertEqual((done.stdout, len(done.stderr.splitlines())), ("", 1), done.stderr)
+        self.assertFalse((self.folder / "started").exists())
 
     def test_library_that_no_preload_can_name(self):
         (self.folder / "a b").mkdir()

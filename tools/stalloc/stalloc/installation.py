@@ -8,6 +8,8 @@ import shutil
 
 LIBRARY_NAME = "libstalloc_interpose.so"
 TOOL_NAME = "stalloc-plan"
+HEAD_BYTES = 20  # of an ELF file, up to the end of e_machine
+EXPORTED = b"\0stalloc_get_statistics\0"  # as the table of an ELF file's names has it
 # Places of the library below a folder that is above this package, or is the package itself, as in a wheel: first that
 # of a wheel or a prefix, then that of a build in a source tree.
 LIBRARY_PLACES = (f"lib/{LIBRARY_NAME}", f"build/release/interpose/{LIBRARY_NAME}")
@@ -33,7 +35,8 @@ def library_path():
         if not os.path.isfile(given):
             raise NotInstalled(f"STALLOC_LIBRARY names {given}, which is no file: correct it, or unset it")
         if not is_library(given):
-            raise NotInstalled(f"STALLOC_LIBRARY names {given}, which is no shared library: correct it, or unset it")
+            raise NotInstalled(f"STALLOC_LIBRARY names {given}, which is not stalloc's library for this machine: correct it, "
+                               "or unset it")
         return os.path.abspath(given)
     for folder in folders_above():
         for place in LIBRARY_PLACES:
@@ -44,10 +47,13 @@ def library_path():
 
 
 def is_library(path):
-    """Whether a file begins as a shared library does."""
-    with open(path, "rb") as file:
-        head = file.read(18)
-    return head[:4] == b"\x7fELF" and head[16:] == b"\x03\x00"  # e_type: ET_DYN
+    """Whether a file begins as a shared library for this machine does, and has the name of a function that only stalloc's
+    library exports."""
+    with open(path, "rb") as file, open("/proc/self/exe", "rb") as own:
+        head, own_head = file.read(HEAD_BYTES), own.read(HEAD_BYTES)
+        is_shared = head[:4] == b"\x7fELF" and head[16:18] == b"\x03\x00"  # e_type: ET_DYN
+        # EI_CLASS and EI_DATA, and e_machine.
+        return is_shared and head[4:6] == own_head[4:6] and head[18:] == own_head[18:] and EXPORTED in file.read()
 
 
 def door_folders(variables):
@@ -70,11 +76,13 @@ def has_door(version, folders):
 
 def tool_path():
     """The full path of stalloc-plan: the one that came with the library, else the one on PATH. Raises NotInstalled."""
+    candidates, why = [], None
     try:
         beside = os.path.dirname(os.path.realpath(library_path()))
         candidates = [os.path.normpath(os.path.join(beside, place)) for place in TOOL_PLACES]
-    except NotInstalled:
-        candidates = []
+    except NotInstalled as error:
+        if os.environ.get("STALLOC_LIBRARY"):
+            why = str(error)
     for candidate in candidates:
         if os.access(candidate, os.X_OK):
             return candidate
@@ -82,7 +90,7 @@ def tool_path():
     # A wheel puts a script of this name on PATH, which calls this function.
     if found and not is_script(found):
         return found
-    raise NotInstalled(f"{TOOL_NAME} was not found beside the library or on PATH: build it (cmake --build --preset "
+    raise NotInstalled(why or f"{TOOL_NAME} was not found beside the library or on PATH: build it (cmake --build --preset "
                        "release --target stalloc-plan), or install it again")
 
 
