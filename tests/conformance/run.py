@@ -72,12 +72,15 @@ def parse_arguments():
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--road", default="symbol", help="how the program finds CUDA's functions")
-    parser.add_argument("--gpus", nargs="+", metavar="DEVICES",
-                        help="a value of CUDA_VISIBLE_DEVICES for each process at the same time; default: one process")
-    parser.add_argument("--processes", type=int, default=1, help="processes at the same time, without --gpus; default: 1")
+    together = parser.add_mutually_exclusive_group()
+    together.add_argument("--gpus", nargs="+", metavar="DEVICES",
+                          help="a value of CUDA_VISIBLE_DEVICES for each process at the same time")
+    together.add_argument("--processes", type=int, default=1, help="processes at the same time; default: 1")
     arguments = parser.parse_args()
     if len({devices.count(",") for devices in arguments.gpus or [""]}) > 1:
         parser.error("--gpus: every process must see as many devices as the others")
+    if arguments.processes < 1:
+        parser.error("--processes: at least 1")
     arguments.free_gpus = queue.SimpleQueue()
     for devices in arguments.gpus or [None] * arguments.processes:
         arguments.free_gpus.put(devices)
