@@ -164,6 +164,14 @@ class Export(CommandTest):
             self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
         self.assertEqual((self.folder / "lora.fb").read_bytes(), before)
 
+    def test_a_trace_that_is_cut_off(self):
+        (self.folder / "cut.fb").write_bytes((self.folder / "lora.fb").read_bytes()[:3_000_000])
+        for command, *options in (["export", "--to", "perfetto", "-o", "out.json"], ["plan", "-o", "plan.fb"],
+                                  ["compare"], ["show"], ["report", "--text"]):
+            done = self.run_command(command, "cut.fb", *options, status=1)
+            self.assertRegex(done.stderr, r"^stalloc: cut.fb: .* \(7 whole chunks .*\); --accept-truncated uses these\n$")
+            self.run_command(command, "cut.fb", *options, "--accept-truncated")
+
     def test_planning_onto_the_trace(self):
         before = (self.folder / "lora.fb").read_bytes()
         self.assertIn("would replace the input", self.run_command("plan", "lora.fb", "-o", "./lora.fb", status=1).stderr)
@@ -181,6 +189,7 @@ class Export(CommandTest):
         for trace in ("requests.csv", "cut.fb", "missing.fb", "."):
             done = self.run_command("export", trace, "--to", "pytorch", "-o", "out", status=1)
             self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+            self.assertNotIn("--accept-truncated", done.stderr)  # there is no whole chunk
         done = self.run_command("export", "lora.fb", "--to", "pytorch", "-o", "no/folder/out", status=1)
         self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
         self.assertEqual(set(self.folder.iterdir()), before)

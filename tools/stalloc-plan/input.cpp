@@ -32,7 +32,10 @@ std::optional<std::pair<dev_t, ino_t>> identity(const std::string& path) {
 
 Expected<Input> read_trace(const Bytes& bytes, const ReadOptions& options, Source source) {
   auto trace = trace::decode_trace(bytes, {.take_whole_chunks = options.accept_truncated});
-  if (!trace.ok()) return Expected<Input>::failure(trace.error);
+  if (!trace.ok()) {
+    const bool has_chunks = !options.accept_truncated && trace::decode_trace(bytes, {.take_whole_chunks = true}).ok();
+    return Expected<Input>::failure(trace.error + (has_chunks ? "; --accept-truncated uses these" : ""));
+  }
   source.recorded = true;
   source.checksum = trace.value.source_checksum;
   source.lifetimes = plan::find_lifetimes(trace.value);
