@@ -150,8 +150,11 @@ class Report(CommandTest):
                 self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
         self.assertEqual(set(self.folder.iterdir()), before)
         self.run_command("report", "cut.fb", "--accept-truncated", status=None)
-        for arguments in ([], ["lora.fb", "--card", "many"], ["lora.fb", "--card", "-1"], ["lora.fb", "--card", "0"]):
-            self.assertEqual(len(self.run_command("report", *arguments, status=2).stderr.splitlines()), 1)
+        for arguments, why in (([], "required: TRACE"), (["lora.fb", "--card", "many"], "'many' is no size such as 80g"),
+                               (["lora.fb", "--card=-1"], "'-1' is no size"), (["lora.fb", "--card", "0"], "'0' is no size")):
+            done = self.run_command("report", *arguments, status=2)
+            self.assertIn(why, done.stderr)
+            self.assertEqual(len(done.stderr.splitlines()), 1)
 
     def test_a_snapshot_has_the_stacks_of_python(self):
         path = self.folder / "snapshot.pickle"

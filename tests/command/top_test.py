@@ -141,8 +141,9 @@ class Top(CommandTest):
         process.communicate()
 
     def test_times_that_nobody_can_wait(self):
-        for word in ("0", "-1", "nan", "inf", "1e20"):
+        for word in ("0", "-1", "nan", "inf", "1e20", "soon"):
             done = self.run_command("top", "--seconds", word, status=2)
+            self.assertIn("is no number of seconds from 0.1 to 1000000", done.stderr)
             self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
 
     def test_prometheus_to_nowhere(self):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`stalloc top`: shows the processes that stalloc serves now, with what they hold."""
 
+import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -28,10 +30,11 @@ SHOWN = (statistics_pages.RUNNING, statistics_pages.ELSEWHERE)
 
 def seconds(word):
     """A type for argparse: a time that can be waited."""
-    value = float(word)
-    if not LEAST_SECONDS <= value <= MOST_SECONDS:  # false for nan, too
-        raise ValueError(word)
-    return value
+    with contextlib.suppress(ValueError):
+        value = float(word)
+        if LEAST_SECONDS <= value <= MOST_SECONDS:  # false for nan, too
+            return value
+    raise argparse.ArgumentTypeError(f"{word!r} is no number of seconds from {LEAST_SECONDS} to {MOST_SECONDS:.0f}")
 
 
 def register(subparsers):

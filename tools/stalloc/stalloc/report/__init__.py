@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`stalloc report`: a recorded run as one page that opens offline, as text for a ticket, or as the JSON of both."""
 
+import argparse
 import json
 import re
 
@@ -28,11 +29,8 @@ def card_bytes(word):
     match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kmgt]?)(?:i?b)?", word.lower())
     count = int(float(match[1]) * UNITS[match[2]]) if match else 0
     if count == 0:
-        raise ValueError(word)
+        raise argparse.ArgumentTypeError(f"{word!r} is no size such as 80g")
     return count
-
-
-card_bytes.__name__ = "size"  # so that argparse says "invalid size value"
 
 
 def register(subparsers):
