@@ -54,6 +54,11 @@ class Env(CommandTest):
         self.assertIn("has a space", done.stderr)
         self.assertEqual(done.stdout, "")
 
+    def test_docker_and_line_breaks(self):
+        done = self.run_command("env", "--record", "a\nSTALLOC_MODE=off", "--format", "docker", status=1)
+        self.assertIn("has a line break", done.stderr)
+        self.assertEqual((done.stdout, len(done.stderr.splitlines())), ("", 1), done.stderr)
+
     def test_traces_that_cannot_be_written(self):
         (self.folder / "file").write_text("", encoding="utf-8")
         for name, why in ((".", ".: is a folder; name a file: stalloc env --record NAME"), ("", "an empty name"),

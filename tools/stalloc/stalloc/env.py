@@ -28,6 +28,10 @@ def as_shell(variables):
 
 
 def as_docker(variables):
+    for name, value in variables.items():
+        if "\n" in value:
+            raise environment.BadPath(f"{name}={value} has a line break, at which Docker ends a variable: name the file "
+                                      "otherwise")
     return "".join(f"{name}={value}\n" for name, value in variables.items())
 
 
