@@ -118,6 +118,16 @@ class Names(InputTest):
                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
 
 
+class EmptyNames(InputTest):
+    def test_of_inputs(self):
+        for command in (["plan", "-o", "p.fb", ""], ["plan", "-o", "p", "requests.csv", ""], ["show", ""], ["compare", ""],
+                        ["check", "requests.csv", ""], ["report", ""], ["report", "requests.csv", ""], ["snapshot", ""],
+                        ["export", "--to", "perfetto", "-o", "t.json", ""]):
+            done = self.run_command(*command, status=2)
+            self.assertIn("an empty name; name a file", done.stderr)
+            self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+
+
 class Outputs(InputTest):
     """An output that cannot be written is refused before the input is read."""
 

@@ -55,6 +55,10 @@ constexpr const char* kExitCodes =
 const CLI::Validator kNotZero([](const std::string& size) { return std::string(size == "0" ? "must not be 0" : ""); },
                               "");
 
+// Refuses a name that is empty by accident, such as that of a variable which is not set.
+const CLI::Validator kNotEmpty(
+    [](const std::string& name) { return std::string(name.empty() ? "an empty name; name a file" : ""); }, "");
+
 // The command line, and the command that it names.
 class CommandLine {
  public:
@@ -147,6 +151,7 @@ class CommandLine {
   void add_plan() {
     app_.add_option("TRACE", plan_.inputs,
                     "The recorded run, or a CSV of requests; the traces of several ranks make one plan each")
+        ->check(kNotEmpty)
         ->type_name("");
     app_.add_option("-o,--output", plan_.output,
                     "The file for the plan; an existing file is replaced when the new plan is complete. For several "
@@ -201,7 +206,10 @@ class CommandLine {
 
   void add_show() {
     show_app_ = app_.add_subcommand("show", "Describe a trace, a plan or a CSV of requests");
-    show_app_->add_option("FILE", show_.input, "The trace, the plan or the CSV")->required()->type_name("");
+    show_app_->add_option("FILE", show_.input, "The trace, the plan or the CSV")
+        ->required()
+        ->check(kNotEmpty)
+        ->type_name("");
     show_app_->add_flag("--json", show_.json, "Print JSON (docs/formats.md)");
     show_app_->add_flag("--events", show_.events, "Print all events and call stacks of a trace, as JSON");
     add_truncated(*show_app_);
@@ -211,8 +219,9 @@ class CommandLine {
     check_app_ = app_.add_subcommand("check", "Check whether a plan is sound for a trace");
     check_app_->add_option("TRACE", check_.source, "The recorded run, or the CSV of requests")
         ->required()
+        ->check(kNotEmpty)
         ->type_name("");
-    check_app_->add_option("PLAN", check_.plan, "The plan")->required()->type_name("");
+    check_app_->add_option("PLAN", check_.plan, "The plan")->required()->check(kNotEmpty)->type_name("");
     add_truncated(*check_app_);
   }
 
@@ -223,6 +232,7 @@ class CommandLine {
             "TRACE", compare_.input,
             "The recorded run, or a CSV of requests (`stalloc compare` also reads memory snapshots of PyTorch)")
         ->required()
+        ->check(kNotEmpty)
         ->type_name("");
     compare_app_->add_flag("--json", compare_.json, "Print JSON (docs/formats.md)");
     compare_app_
@@ -238,8 +248,11 @@ class CommandLine {
     report_app_ = app_.add_subcommand("report", "Print the JSON from which `stalloc report` makes its page");
     report_app_->add_option("TRACE", report_.input, "The recorded run, or a CSV of requests")
         ->required()
+        ->check(kNotEmpty)
         ->type_name("");
-    report_app_->add_option("PLAN", report_.plan, "A plan of this run (default: one is made)")->type_name("");
+    report_app_->add_option("PLAN", report_.plan, "A plan of this run (default: one is made)")
+        ->check(kNotEmpty)
+        ->type_name("");
     add_truncated(*report_app_);
   }
 

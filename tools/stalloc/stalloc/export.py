@@ -20,7 +20,7 @@ WRITERS = {"pytorch": snapshot_writer.write, "perfetto": perfetto.write}
 
 def register(subparsers):
     parser = subparsers.add_parser("export", help=HELP, description=DESCRIPTION, epilog=EPILOG)
-    parser.add_argument("trace", metavar="TRACE", help="the recorded run")
+    parser.add_argument("trace", metavar="TRACE", type=output.file_name, help="the recorded run")
     parser.add_argument("--to", required=True, choices=sorted(WRITERS), help="the format")
     parser.add_argument("-o", "--output", metavar="FILE", required=True, type=output.file_name,
                         help="the file to write (- for standard output)")

@@ -71,7 +71,7 @@ def is_named_pipe(path):
 
 
 def file_name(word):
-    """A type for argparse: the name of a file to write. A name that is empty by accident must not mean that none is given."""
+    """A type for argparse: the name of a file. A name that is empty by accident must not mean that none is given."""
     if not word:
         raise argparse.ArgumentTypeError("an empty name; name a file")
     return word

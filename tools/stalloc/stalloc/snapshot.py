@@ -27,7 +27,7 @@ examples:
 
 def register(subparsers):
     parser = subparsers.add_parser("snapshot", help=HELP, description=DESCRIPTION, epilog=EPILOG)
-    parser.add_argument("snapshot", metavar="SNAPSHOT", help="the pickle that PyTorch has dumped")
+    parser.add_argument("snapshot", metavar="SNAPSHOT", type=output.file_name, help="the pickle that PyTorch has dumped")
     parser.add_argument("-o", "--output", metavar="CSV", type=output.file_name,
                         help="write the requests with their streams to CSV, which stalloc plan reads (docs/formats.md)")
     parser.add_argument("--device", type=int, metavar="N", help="with -o: the device whose requests are "

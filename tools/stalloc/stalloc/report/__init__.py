@@ -35,8 +35,10 @@ def card_bytes(word):
 
 def register(subparsers):
     parser = subparsers.add_parser("report", help=HELP, description=DESCRIPTION, epilog=EPILOG)
-    parser.add_argument("trace", metavar="TRACE", help="the recorded run, a CSV of requests, or PyTorch's snapshot")
-    parser.add_argument("plan", metavar="PLAN", nargs="?", help="a plan of this run (default: one is made)")
+    parser.add_argument("trace", metavar="TRACE", type=output.file_name,
+                        help="the recorded run, a CSV of requests, or PyTorch's snapshot")
+    parser.add_argument("plan", metavar="PLAN", nargs="?", type=output.file_name,
+                        help="a plan of this run (default: one is made)")
     parser.add_argument("-o", "--output", metavar="FILE", type=output.file_name,
                         help="the file to write (default: report.html, or standard output with --text or --json; - for "
                         "standard output)")
