@@ -144,6 +144,16 @@ class Outputs(InputTest):
                 self.assertIn(why, done.stderr)
                 self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
 
+    def test_plans(self):
+        """Into a folder that is not there, which is known before the trace is read."""
+        (self.folder / "plans").mkdir()
+        for traces in (["unread"], ["unread", "unread"]):
+            for name in ("none/plan.fb", "none/plan", "none/plans/"):
+                done = self.run_command("plan", *traces, "-o", name, status=1)
+                self.assertEqual(done.stderr, "stalloc: none: no such folder; make it first\n")
+        for name in ("plan.fb", "plans/plan.fb", "new/", "plans/new/", f"{self.folder}/abs.fb"):
+            self.run_command("plan", "requests.csv", "-o", name)
+
     def test_empty_names(self):
         before = sorted(os.listdir(self.folder))
         for command in (*self.COMMANDS, ["top", "--once", "--prometheus"], ["run", "--report"]):

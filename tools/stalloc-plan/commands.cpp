@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
+#include <cerrno>
+#include <filesystem>
 #include <variant>
 
 #include "plan/files/plan_file.h"
@@ -56,9 +58,20 @@ bool means_file(const std::string& output) {
   return base_name(output).find('.') != std::string::npos || output.empty() || ::lstat(output.c_str(), &info) == 0;
 }
 
+// Says which folder the output needs and is missing; empty if none is. Planning should not be for nothing.
+std::string missing_folder(const std::string& output) {
+  std::filesystem::path path(output);
+  if (!path.has_filename()) path = path.parent_path();  // it ends with a slash
+  const std::string folder = path.parent_path();
+  struct stat info {};
+  if (folder.empty() || ::stat(folder.c_str(), &info) == 0 || errno != ENOENT) return {};
+  return folder + ": no such folder; make it first";
+}
+
 }  // namespace
 
 int run(const PlanCommand& command) {
+  if (const std::string missing = missing_folder(command.output); !missing.empty()) return fail(missing);
   if (command.inputs.size() > 1 || names_folder(command.output)) return plan_ranks(command);
   const std::string& input = command.inputs.front();
   if (!find_replaced({command.output}, {input}).empty()) {
