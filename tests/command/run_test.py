@@ -219,6 +219,15 @@ class HowItEnds(CommandTest):
         self.assertIn("python ./script.py", self.run_command("run", "--", "./script.py", status=126).stderr)
         self.assertIn("python script.py", self.run_command("run", "--", "script.py", status=127).stderr)
 
+    def test_a_program_that_cannot_be_reached(self):
+        (self.folder / "loop").symlink_to("loop")
+        for name, status, why in (("./loop", 126, "./loop: Too many levels of symbolic links"),
+                                  ("./loop/program", 126, "./loop/program: Too many levels of symbolic links"),
+                                  ("/etc/passwd/program", 127, "/etc/passwd/program: no such program")):
+            for road in ROADS:
+                said = self.run_command("run", *road, "--", name, status=status).stderr
+                self.assertEqual(said, f"stalloc: {why}\n")
+
     def test_what_is_no_program(self):
         script = self.folder / "script"
         script.write_text("#! /nonexistent/python -u\n", encoding="utf-8")

@@ -43,6 +43,7 @@ def find_program(name, environment):
     """The program's path, found as a shell finds it. Raises CannotRun."""
     if os.path.dirname(name):
         if not os.path.exists(name):
+            raise_unless_missing(name)
             raise CannotRun(f"{name}: no such program", NOT_FOUND)
         if os.path.isdir(name):
             raise CannotRun(f"{name}: is a folder; name a program", NOT_EXECUTABLE)
@@ -57,6 +58,17 @@ def find_program(name, environment):
         raise CannotRun(f"{name}: no such program on PATH{hint}", NOT_FOUND)
     check_interpreter(found)
     return found
+
+
+def raise_unless_missing(path):
+    """Raises CannotRun if something else than a file's absence is in the way of it, such as a folder that may not be
+    entered."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        raise CannotRun(f"{path}: {error.strerror}", NOT_EXECUTABLE) from error
 
 
 def check_interpreter(path):
