@@ -310,6 +310,11 @@ class Report(CommandTest):
         self.assertIn("not compared with other allocators: no trace was written; the program ended by _exit",
                       " ".join(said.split()))
 
+    def test_a_trace_without_requests_is_not_compared(self):
+        said = self.run_command("record", "--", HOST, variables={"STALLOC_TRACE_LIMIT": "1K"}).stderr
+        self.assertIn("stalloc: not compared with other allocators: the trace has no requests", " ".join(said.split()))
+        self.assertNotIn("simulated", said)
+
     def test_interrupted_comparison(self):
         """What is said, and the program's exit status, do not wait for the comparison, and survive its end."""
         library = self.library_beside_a_planner("exec sleep 300\n")

@@ -100,6 +100,8 @@ ALLOCATORS = {"native": "PyTorch native", "expandable": "PyTorch expandable segm
 
 def comparison_lines(compared, why=""):
     """The comparison's lines, or the line that says why there is none."""
+    if compared and not compared["devices"]:
+        compared, why = None, "the trace has no requests"
     if not compared:
         return [terminal.wrapped(f"stalloc: not compared with other allocators: {terminal.printable(why)}", "  ")]
     lines = ["stalloc: what each allocator would hold for the same requests (simulated):"]
