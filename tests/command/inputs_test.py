@@ -47,7 +47,8 @@ class Pipes(InputTest):
             self.assertIn("stdin, device 0: ", self.piped(name, "compare", "-").stdout)
             self.assertEqual(json.loads(self.piped(name, "compare", "--json", "-").stdout)["source"], "stdin")
             self.assertIn("report of stdin", self.piped(name, "report", "--text", "-").stdout)
-        self.assertIn("stdin, device 0: 1 requests", self.piped("made.pickle", "snapshot", "-").stdout)
+        self.assertIn("stdin, device 0: 1 request on 1 stream, in 1 entry of history",
+                      self.piped("made.pickle", "snapshot", "-").stdout)
         self.piped("trace.fb", "export", "--to", "perfetto", "-o", "t.json", "-")
         json.loads((self.folder / "t.json").read_text(encoding="utf-8"))
         self.run_command("plan", "trace.fb", "-o", "plan.fb")

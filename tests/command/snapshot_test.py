@@ -160,7 +160,7 @@ class Made(CommandTest):
         (device,) = json.loads(self.run_command("snapshot", "made.pickle", "--json").stdout)["devices"]
         self.assertEqual((device["requests"], device["older_blocks"], device["streams"]), (3, 2, 2))
         self.assertEqual(device["out_of_memory_events"], 1)
-        self.assertIn("2 blocks are older than the history", self.run_command("snapshot", "made.pickle").stdout)
+        self.assertIn("2 blocks older than the history", self.run_command("snapshot", "made.pickle").stdout)
         self.run_command("snapshot", "made.pickle", "-o", "requests.csv")
         rows = (self.folder / "requests.csv").read_text().splitlines()
         self.assertEqual(rows, ["id,lower,upper,size,stream,stack", f"0,0,1,{MIB},0,0", f"1,0,4,{2 * MIB - 100},0,0",

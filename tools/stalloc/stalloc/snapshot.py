@@ -75,17 +75,18 @@ def recorded_lines(device):
     held = "" if recorded["held_bytes"] is None else f", {terminal.size(recorded['held_bytes'])} held"
     yield f"recorded: {terminal.size(recorded['live_bytes'])} live at the peak{held}"
     if device["older_blocks"]:
-        yield (f"note: {device['older_blocks']} blocks are older than the history; they are taken to have been there "
+        yield (f"note: {terminal.counted(device['older_blocks'], 'block')} older than the history, taken to have been there "
                "from its start")
     if device["out_of_memory_events"]:
-        yield f"{device['out_of_memory_events']} requests found no memory"
+        yield f"{terminal.counted(device['out_of_memory_events'], 'request')} found no memory"
 
 
 def as_text(description):
     lines, source = [], terminal.printable(description["source"])
     for device in description["devices"]:
-        lines.append(f"{source}, device {device['device']}: {device['requests']} requests on "
-                     f"{device['streams']} streams, in {device['entries']} entries of history")
+        lines.append(f"{source}, device {device['device']}: {terminal.counted(device['requests'], 'request')} on "
+                     f"{terminal.counted(device['streams'], 'stream')}, in "
+                     f"{terminal.counted(device['entries'], 'entry', 'entries')} of history")
         lines += [terminal.wrapped("  " + line, "  ") for line in recorded_lines(device)]
     return "\n".join(lines) + "\n"
 

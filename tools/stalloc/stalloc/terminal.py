@@ -144,6 +144,11 @@ def size(count):
     return f"{count} B" if unit == "B" else f"{value:.2f} {unit}"
 
 
+def counted(count, one, many=""):
+    """A number with its noun: "1 hole", "2 holes". `many`: the plural, if it is not `one` with an s."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
 class Progress:
     """A context that shows on standard error, in one line, what the command is doing, if that takes longer than a
     second and a person reads it. `begin` may be called within it."""

@@ -4,7 +4,7 @@
 from stalloc import call_stacks
 from stalloc.report import fit
 from stalloc.summary import ALLOCATORS
-from stalloc.terminal import WIDTH, printable, size, wrapped
+from stalloc.terminal import WIDTH, counted, printable, size, wrapped
 
 SETTINGS = (("expandable", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"), ("online", "stalloc run -- ..."),
             ("planned", "stalloc run --plan plan.fb -- ..."))
@@ -110,10 +110,6 @@ def holder_lines(report, device):
     for holder in peak["holders"][:MOST_ROWS]:
         yield f"  {size(holder['bytes']):>12}  {counted(holder['requests'], 'request')} of"
         yield from stack_lines(report, holder)
-
-
-def counted(count, what):
-    return f"{count} {what}" + ("s" if count != 1 else "")
 
 
 def library_of(report, holder):
