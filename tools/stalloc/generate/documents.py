@@ -119,20 +119,20 @@ def stalloc_man(version, parser):
             out += entry(option.name, option.text)
         out += paragraphs(command.epilog) if command.epilog else []
     out += [".SH ENVIRONMENT"]
-    for name, text in (("STALLOC_LIBRARY", "The library to preload, where it is not the one that came with the command."),
-                       ("STALLOC_PLAN", "The plan of `stalloc run` and `stalloc env`, in place of --plan."),
-                       ("STALLOC_TRACE", "The trace of `stalloc record`, in place of --output."),
-                       ("STALLOC_STATISTICS", "A folder in which processes show their figures. Who sets it reads them: "
-                        "nothing is said at the end."),
+    for name, text in (("STALLOC_LIBRARY", "The library to preload, in place of the one that came with the command."),
+                       ("STALLOC_PLAN", "The plan of `stalloc run` and `stalloc env` if --plan is not given."),
+                       ("STALLOC_TRACE", "The trace of `stalloc record` if --output is not given."),
+                       ("STALLOC_STATISTICS", "A folder in which processes show their figures. Whoever sets it reads them "
+                        "there, and no report is printed at the end."),
                        ("XDG_RUNTIME_DIR", "The folder for the figures of running programs; without it, they are in "
                         "/tmp/stalloc-UID."),
-                       ("NO_COLOR", "No colors, on a terminal too.")):
+                       ("NO_COLOR", "If it is set, there are no colors on a terminal either.")):
         out += entry(name, text)
-    out += paragraphs("What the library itself reads is in docs/environment.md of the sources.")
+    out += paragraphs("The sources' docs/environment.md describes the variables that the library itself reads.")
     out += [".SH EXIT STATUS"]
-    out += paragraphs("Of run and record: the program's own; 128+n where signal n ended it; 126 and 127 where it could "
-                      "not be started. Else: 0 done, 1 something is in the way (one line on standard error says what), "
-                      "2 wrong usage.")
+    out += paragraphs("run and record exit with the program's own status, with 128+n if signal n ended the program, and with "
+                      "126 or 127 if it could not be started. The other commands exit with 0 when all is done, with 1 if "
+                      "something prevents it (one line on standard error says what), and with 2 after wrong usage.")
     return out + [".SH SEE ALSO", ".BR stalloc\\-plan (1)"]
 
 
