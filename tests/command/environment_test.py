@@ -28,6 +28,12 @@ class Env(CommandTest):
                   'eval "$("$1" "$2" env --unset)"; [ "$before" = "$(env | sort)" ]')
         self.assertEqual(self.bash(script), f"{LIBRARY} dynamic\n")
 
+    def test_unset_with_a_library_of_another_name(self):
+        link = self.folder / "link.so"
+        link.symlink_to(LIBRARY)
+        self.assertEqual(self.bash('eval "$("$1" "$2" env)"; echo "$LD_PRELOAD"; eval "$("$1" "$2" env --unset)"; '
+                                   'echo "${LD_PRELOAD-none}"', STALLOC_LIBRARY="link.so"), f"{link}\nnone\n")
+
     def test_unset_keeps_others(self):
         other = self.folder / "libother.so"
         other.symlink_to(LIBRARY)

@@ -70,7 +70,8 @@ def examine(arguments, variables):
     python = users_python(arguments.python)
     found, usable = library_findings()
     yield from found
-    without = dict(variables, LD_PRELOAD=environment.without_preload(variables.get("LD_PRELOAD", "")))
+    others = environment.without_preload(variables.get("LD_PRELOAD", ""), variables.get("STALLOC_LIBRARY", ""))
+    without = dict(variables, LD_PRELOAD=others)
     packages = run_probe.run_probe(python, "packages", without)
     hangs = run_probe.timed_out(packages)
     devices = {"error": dict(packages["error"], python=python)} if hangs else run_probe.run_probe(python, "devices", without)

@@ -77,7 +77,7 @@ def register(subparsers):
 
 def unset():
     """Shell commands that undo what stalloc set."""
-    preload = environment.without_preload(os.environ.get("LD_PRELOAD", ""))
+    preload = environment.without_preload(os.environ.get("LD_PRELOAD", ""), os.environ.get("STALLOC_LIBRARY", ""))
     lines = [f"export LD_PRELOAD={shlex.quote(preload)}" if preload else "unset LD_PRELOAD"]
     return "\n".join([*lines, *(f"unset {name}" for name in NAMES[1:])]) + "\n"
 

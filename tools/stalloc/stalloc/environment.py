@@ -48,9 +48,11 @@ def with_preload(value, library):
     return ":".join([*dict.fromkeys(others), library]), replaced
 
 
-def without_preload(value):
-    """An LD_PRELOAD without any stalloc; empty when nothing is left."""
-    return ":".join(entry for entry in preload_entries(value) if os.path.basename(entry) != LIBRARY_NAME)
+def without_preload(value, named=""):
+    """An LD_PRELOAD without any stalloc; empty when nothing is left. `named`: STALLOC_LIBRARY, by whatever name that is."""
+    named = os.path.abspath(named) if named else ""
+    return ":".join(entry for entry in preload_entries(value)
+                    if os.path.basename(entry) != LIBRARY_NAME and entry != named)
 
 
 def hiding_settings(environment):
