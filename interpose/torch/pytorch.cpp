@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <array>
+#include <climits>
 #include <cstdio>
+#include <cstdlib>
 #include <string_view>
 
 namespace stalloc::torch {
@@ -68,10 +70,14 @@ std::string read_version(const std::string& library) {
 
 bool is_readable(const std::string& path) { return ::access(path.c_str(), R_OK) == 0; }
 
+// The folder of the doors beside this library, even if the library was loaded by a link that lies elsewhere.
 std::string library_folder() {
   loader::Module own;
   const bool known = loader::find_module(reinterpret_cast<const void*>(&library_folder), &own) && own.path != nullptr;
-  return known ? folder_of(own.path) + "/stalloc-torch" : std::string();
+  if (!known) return {};
+  std::array<char, PATH_MAX> whole{};
+  const char* const path = ::realpath(own.path, whole.data()) != nullptr ? whole.data() : own.path;
+  return folder_of(path) + "/stalloc-torch";
 }
 
 }  // namespace

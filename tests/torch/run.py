@@ -10,6 +10,7 @@ MODE  native      PyTorch's own allocator, without the library: the checks must 
       record      through the door, recording
       plan        through the door, with a plan made from the same program's trace
       expandable  like dynamic, with expandable_segments:True set by the user
+      linked      like dynamic, with a library that is named by a link in another folder
 """
 import argparse
 import json
@@ -35,7 +36,8 @@ WARNINGS = {"refused_once": 1, "memory_fraction": 0}
 REPEATS = "record_stream"  # makes the same requests again and again, so a plan must serve them
 SETTINGS = {"native": {}, "async": {"STALLOC_MODE": "dynamic", "STALLOC_TORCH": "async"},
             "dynamic": {"STALLOC_MODE": "dynamic"}, "record": {"STALLOC_MODE": "trace"}, "plan": {},
-            "expandable": {"STALLOC_MODE": "dynamic", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}}
+            "expandable": {"STALLOC_MODE": "dynamic", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+            "linked": {"STALLOC_MODE": "dynamic"}}
 
 
 class Runner:
@@ -51,9 +53,18 @@ class Runner:
                       "SIMCUDA_STRICT_STREAMS": "1"}
         if mode != "native":
             # DOOR says whether the checks expect a door to be open.
-            variables |= {"LD_PRELOAD": self.options.library, "STALLOC_LOG_LEVEL": "info",
+            variables |= {"LD_PRELOAD": self.library(mode), "STALLOC_LOG_LEVEL": "info",
                           "DOOR": "closed" if mode == "async" else "open"}
         return variables | SETTINGS[mode] | more
+
+    def library(self, mode):
+        """The path by which the library is preloaded."""
+        if mode != "linked":
+            return self.options.library
+        link = self.folder / "link.so"
+        if not link.is_symlink():
+            link.symlink_to(self.options.library)
+        return str(link)
 
     def run(self, check, mode, **more):
         return subprocess.run([*EMULATOR, self.options.program, check], env=self.environment(mode, **more),
