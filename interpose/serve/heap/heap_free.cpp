@@ -147,7 +147,7 @@ CUresult Heap::free_after_event(std::unique_lock<HeapMutex> lock, CUdeviceptr ad
       pending_frees_.add(context, stream, free);
       return CUDA_SUCCESS;
     } catch (const std::bad_alloc&) {
-      // The bytes are not used any more.
+      pending_frees_.give_up(free);  // the bytes stay unused for good
     }
   } else {
     result = CUDA_ERROR_INVALID_VALUE;

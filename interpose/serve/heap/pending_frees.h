@@ -38,7 +38,7 @@ class PendingFrees {
   static constexpr std::size_t kAllStreams = ~std::size_t{0};
 
   // The heap of `device` serves `context`. `on_complete` is called once for each free with an owner when it is
-  // complete, or when the frees are given up (`notify_all`, `clear`); it may be null. `driver` must outlive this
+  // complete, or when it is given up (`give_up`, `notify_all`, `clear`); it may be null. `driver` must outlive this
   // object.
   PendingFrees(Driver& driver, int device, CUcontext context, FreeCompleteCallback on_complete) noexcept
       : driver_(driver), device_(device), context_(context), on_complete_(on_complete) {}
@@ -53,6 +53,8 @@ class PendingFrees {
   // Adds a free whose event `record_event` has recorded, and takes the event. Throws std::bad_alloc; the caller then
   // still owns the event.
   void add(CUcontext context, StreamKey stream, const Free& free);
+  // Calls the callback for a free that could not be added.
+  void give_up(Free free) const noexcept { notify(free); }
 
   // Call after the program has synchronized with a stream, an event or the context.
   void program_synchronized() noexcept { synchronized_.store(true, std::memory_order_relaxed); }

@@ -10,6 +10,7 @@
 #include "catch.h"
 #include "fake_driver.h"
 #include "heaps.h"
+#include "host_memory.h"
 #include "interpose/serve/heap/heap.h"
 
 using namespace stalloc;
@@ -27,15 +28,20 @@ struct Completion {
 };
 std::vector<Completion> completions;
 
+serve::HeapOptions options_with_callback() {
+  completions.clear();
+  serve::HeapOptions options = small_options();
+  options.on_free_complete = [](int device, CUdeviceptr address, StreamKey owner) {
+    const Plenty plenty;
+    completions.push_back({device, address, owner});
+  };
+  return options;
+}
+
 }  // namespace
 
 TEST_CASE("the callback is called once when a free is complete", "[serve][pending_frees]") {
-  serve::HeapOptions options = small_options();
-  options.on_free_complete = [](int device, CUdeviceptr address, StreamKey owner) {
-    completions.push_back({device, address, owner});
-  };
-  completions.clear();
-  HeapFixture f(options);
+  HeapFixture f(options_with_callback());
   auto& [driver, owner, user, heap] = f;
   const CUdeviceptr first = *heap->allocate(3 * kPage, owner, nullptr);
   const CUdeviceptr second = *heap->allocate(3 * kPage, owner, nullptr);
@@ -69,6 +75,23 @@ TEST_CASE("the callback is called once when a free is complete", "[serve][pendin
   heap->close();
   REQUIRE(completions.size() == 3);
   CHECK(completions[2].address == third);
+}
+
+TEST_CASE("the callback is called for each free when the host has no memory", "[serve][pending_frees]") {
+  HeapFixture f(options_with_callback());
+  auto& [driver, owner, user, heap] = f;
+  std::vector<CUdeviceptr> blocks;
+  for (int i = 0; i < 6; ++i) blocks.push_back(*heap->allocate(kPage, owner, nullptr));
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    driver.work(user);
+    allocations_left = i + 1;
+    CHECK(heap->free_when_complete(blocks[i], user, owner) == CUDA_SUCCESS);
+    allocations_left = 0;
+  }
+  driver.finish_all_work();
+  REQUIRE(heap->allocate(2 * kPage, owner, nullptr));
+  CHECK(completions.size() == blocks.size());
+  CHECK(heap->statistics().dynamic_live == 2 * kPage);
 }
 
 TEST_CASE("bytes that other streams used are offered to their own stream when that work is complete",
