@@ -93,6 +93,12 @@ void Figures::set_physical(std::uint64_t bytes) noexcept {
   }
 }
 
+void Figures::forget_live() noexcept {
+  live_.planned = live_.dynamic = live_.unplanned = live_.pools = 0;
+  for (Pool& pool : pools_) pool.used = pool.served = 0;
+  if (published_ != nullptr) publish_requests();
+}
+
 std::uint64_t Figures::reserved(PoolIndex pool) const noexcept {
   const auto end = pools_.begin() + static_cast<std::ptrdiff_t>(pool_count_);
   const auto first = std::find_if(pools_.begin(), end, [](const Pool& each) { return each.alive && each.known; });

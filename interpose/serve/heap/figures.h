@@ -76,6 +76,8 @@ class Figures {
     if (published_ != nullptr) PublishedFigures::set(&published_->misses, counts_.misses);
   }
   void set_physical(std::uint64_t bytes) noexcept;
+  // Nothing is live any more: the context in which all of it was has ended.
+  void forget_live() noexcept;
   // Besides the live bytes, so many bytes of served requests were freed while work still uses them.
   void count_freed_in_use(std::uint64_t bytes) noexcept {
     counts_.served_in_use_peak = std::max(counts_.served_in_use_peak, live_.served() + bytes);

@@ -95,7 +95,7 @@ void Heap::stop_serving() noexcept {
   closed_.store(true, std::memory_order_release);
   live_.clear();
   unplanned_.clear();
-  if (published_ != nullptr) PublishedFigures::set(&published_->live, 0);
+  figures_.forget_live();
 }
 
 bool Heap::close() noexcept {

@@ -29,6 +29,8 @@ const plan::DevicePlan& small_plan() {
   return plan;
 }
 
+constexpr CUdeviceptr kServedByCuda = 0x500;
+
 struct Fixture : HeapFixture {
   explicit Fixture(bool planned = false) : HeapFixture(small_options(), planned ? &small_plan() : nullptr) {}
 
@@ -46,6 +48,7 @@ struct Fixture : HeapFixture {
       driver.work(other);
       REQUIRE(heap->free_when_complete(*used, other, stream) == CUDA_SUCCESS);
     }
+    heap->note_unplanned(kServedByCuda, 700, nullptr);
     return live;
   }
 
@@ -64,7 +67,24 @@ struct Fixture : HeapFixture {
     REQUIRE(heap->grant_access(1) == CUDA_SUCCESS);
     heap->stream_destroyed(stream.handle);
     heap->set_sync_memops(live.front(), true);
-    REQUIRE(heap->statistics().physical == 0);
+    expect_nothing_counted();
+  }
+
+  // The figures say what was, and that nothing is.
+  void expect_nothing_counted() {
+    const serve::Statistics statistics = heap->statistics();
+    REQUIRE(statistics.live_peak > 0);
+    REQUIRE(statistics.physical == 0);
+    REQUIRE(statistics.live == 0);
+    REQUIRE(statistics.planned_live == 0);
+    REQUIRE(statistics.dynamic_live == 0);
+    REQUIRE(statistics.unplanned_live == 0);
+    REQUIRE(statistics.views == 0);
+    const serve::PoolUse pool = heap->pool_use(nullptr);
+    REQUIRE(pool.used_high > 0);
+    REQUIRE(pool.used == 0);
+    REQUIRE(pool.served == 0);
+    REQUIRE(pool.reserved == 0);
   }
 };
 
