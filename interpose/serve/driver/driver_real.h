@@ -6,51 +6,19 @@
 
 #include <cstddef>
 #include <functional>
+#include <type_traits>
 
 #include "interpose/serve/driver/capture_gate.h"
 #include "interpose/serve/driver/driver.h"
 
 namespace stalloc::serve {
 
-// The original functions, each named after its symbol in libcuda. A comment names the symbol if it is a later version;
-// none is a _ptsz variant, since default streams are named explicitly. All functions must be set.
+// The original functions, by the names and with the parameters of driver_functions.def. All must be set.
 struct DriverFunctions {
-  CUresult(CUDAAPI* cuDeviceGetAttribute)(int*, CUdevice_attribute, CUdevice) = nullptr;
-  CUresult(CUDAAPI* cuMemGetAllocationGranularity)(std::size_t*, const CUmemAllocationProp*,
-                                                   CUmemAllocationGranularity_flags) = nullptr;
-  CUresult(CUDAAPI* cuMemAddressReserve)(CUdeviceptr*, std::size_t, std::size_t, CUdeviceptr,
-                                         unsigned long long) = nullptr;
-  CUresult(CUDAAPI* cuMemAddressFree)(CUdeviceptr, std::size_t) = nullptr;
-  CUresult(CUDAAPI* cuMemCreate)(CUmemGenericAllocationHandle*, std::size_t, const CUmemAllocationProp*,
-                                 unsigned long long) = nullptr;
-  CUresult(CUDAAPI* cuMemRelease)(CUmemGenericAllocationHandle) = nullptr;
-  CUresult(CUDAAPI* cuMemMap)(CUdeviceptr, std::size_t, std::size_t, CUmemGenericAllocationHandle,
-                              unsigned long long) = nullptr;
-  CUresult(CUDAAPI* cuMemUnmap)(CUdeviceptr, std::size_t) = nullptr;
-  CUresult(CUDAAPI* cuMemSetAccess)(CUdeviceptr, std::size_t, const CUmemAccessDesc*, std::size_t) = nullptr;
-  CUresult(CUDAAPI* cuMemExportToShareableHandle)(void*, CUmemGenericAllocationHandle, CUmemAllocationHandleType,
-                                                  unsigned long long) = nullptr;
-  CUresult(CUDAAPI* cuMemImportFromShareableHandle)(CUmemGenericAllocationHandle*, void*,
-                                                    CUmemAllocationHandleType) = nullptr;
-  CUresult(CUDAAPI* cuMemGetInfo)(std::size_t*, std::size_t*) = nullptr;  // cuMemGetInfo_v2
-  CUresult(CUDAAPI* cuMemAlloc)(CUdeviceptr*, std::size_t) = nullptr;     // cuMemAlloc_v2
-  CUresult(CUDAAPI* cuMemFree)(CUdeviceptr) = nullptr;                    // cuMemFree_v2
-  CUresult(CUDAAPI* cuDeviceGetDefaultMemPool)(CUmemoryPool*, CUdevice) = nullptr;
-  CUresult(CUDAAPI* cuMemPoolTrimTo)(CUmemoryPool, std::size_t) = nullptr;
-  CUresult(CUDAAPI* cuCtxGetCurrent)(CUcontext*) = nullptr;
-  CUresult(CUDAAPI* cuCtxPushCurrent)(CUcontext) = nullptr;  // cuCtxPushCurrent_v2
-  CUresult(CUDAAPI* cuCtxPopCurrent)(CUcontext*) = nullptr;  // cuCtxPopCurrent_v2
-  CUresult(CUDAAPI* cuCtxSynchronize)() = nullptr;
-  CUresult(CUDAAPI* cuStreamGetCtx)(CUstream, CUcontext*) = nullptr;
-  CUresult(CUDAAPI* cuStreamGetFlags)(CUstream, unsigned*) = nullptr;
-  CUresult(CUDAAPI* cuStreamQuery)(CUstream) = nullptr;
-  CUresult(CUDAAPI* cuStreamIsCapturing)(CUstream, CUstreamCaptureStatus*) = nullptr;
-  CUresult(CUDAAPI* cuStreamWaitEvent)(CUstream, CUevent, unsigned) = nullptr;
-  CUresult(CUDAAPI* cuEventCreate)(CUevent*, unsigned) = nullptr;
-  CUresult(CUDAAPI* cuEventDestroy)(CUevent) = nullptr;  // cuEventDestroy_v2
-  CUresult(CUDAAPI* cuEventRecord)(CUevent, CUstream) = nullptr;
-  CUresult(CUDAAPI* cuEventQuery)(CUevent) = nullptr;
-  CUresult(CUDAAPI* cuThreadExchangeStreamCaptureMode)(CUstreamCaptureMode*) = nullptr;
+#define STALLOC_DRIVER_FUNCTION(name, symbol, parameters) \
+  std::add_pointer_t<CUresult CUDAAPI parameters> name = nullptr;
+#include "interpose/serve/driver/driver_functions.def"
+#undef STALLOC_DRIVER_FUNCTION
 };
 
 // The pools that the program has created. Thread-safe.
