@@ -62,6 +62,7 @@ class Checker {
       recorded.push_back({slots_[i], request.until, request.allocation_stream, request.free_stream});
     }
     if (std::string error = play(recorded); !error.empty()) return error;
+    if (std::string error = compare_lives(); !error.empty()) return error;
     if (plan_.body == 0) return {};
     if (std::string error = play(repeated()); !error.empty()) return error + " (when the body repeats)";
     return {};
@@ -96,6 +97,35 @@ class Checker {
     const std::uint64_t view = plan_.views[slot.view].bytes;
     if (slot.size > view || slot.offset > view - slot.size) return name + " ends outside its view";
     return {};
+  }
+
+  // Compares the time at which each slot ends, which others rely on, with that of its requests.
+  [[nodiscard]] std::string compare_lives() const {
+    if (!plan_.lanes.empty()) return {};
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      const Request& request = problem_.requests[i];
+      const Slot& slot = plan_.slots[slots_[i]];
+      const std::string name = "request " + std::to_string(request.id);
+      if (!problem_.repeats && (slot.lower != request.lower || slot.upper != request.upper)) {
+        return name + " has a slot of another lifetime";
+      }
+      if (!problem_.repeats || slot.kind == SlotKind::PassThrough || slot.upper >= end_in_slots(i)) continue;
+      return name + " has a slot that ends at " + std::to_string(slot.upper) + ", before it is freed at " +
+             std::to_string(end_in_slots(i));
+    }
+    return {};
+  }
+
+  // Returns the earliest time, in slots, at which the slot of this request may end. Nothing is said of what happens to
+  // a request of the body after the last repetition. Pre: the problem repeats, and there are no lanes.
+  [[nodiscard]] std::uint64_t end_in_slots(std::size_t request) const {
+    const std::uint64_t until = problem_.requests[request].until;
+    const std::uint64_t body_end = std::uint64_t{plan_.prologue} + plan_.body;
+    const std::uint64_t skipped = problem_.requests.size() - plan_.slots.size();  // of all repetitions but one
+    const std::size_t slot = slots_[request];
+    if (slot >= plan_.prologue && slot < body_end) return slot + std::min(until, body_end + skipped) - request;
+    if (until <= body_end + skipped) return std::min(until, body_end);
+    return until == kNever ? plan_.slots.size() : until - skipped;
   }
 
   // Returns the requests of the prologue and of three repetitions of the body, with the plan's own lifetimes.

@@ -19,7 +19,7 @@ struct Example {
     add(2 * kPage, 1, 1);
     add(2 * kPage, 2, 2);
     add(512, 3, 1);
-    problem.requests[1].until = 3;
+    problem.requests[1].until = problem.requests[1].upper = 3;
     plan.granularity = kPage;
     plan.handles = {kPage, kPage, kPage};
     plan.physical_bytes = 3 * kPage;
@@ -68,7 +68,7 @@ struct Repeating {
   }
 };
 
-bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
 
@@ -112,6 +112,27 @@ TEST_CASE("a lifetime longer than planned is found, whatever the plan says") {
   Example example;
   example.problem.requests[0].until = 2;
   CHECK(contains(example.fault(), "request 1 takes bytes that request 0 still holds"));
+}
+
+TEST_CASE("a slot has the lifetime that its request has in the file") {
+  Example example;
+  example.plan.slots[1].upper = 4;
+  CHECK(contains(example.fault(), "request 1 has a slot of another lifetime"));
+  example.plan.slots[1].upper = 3;
+  example.plan.slots[2].lower = 1;
+  CHECK(contains(example.fault(), "request 2 has a slot of another lifetime"));
+}
+
+TEST_CASE("a slot of a run that does not repeat ends no earlier than its request") {
+  Example example;
+  example.problem.repeats = true;
+  example.problem.requests[2].until = kNever;
+  CHECK(example.fault().empty());
+  example.plan.slots[1].upper = 2;
+  CHECK(contains(example.fault(), "request 1 has a slot that ends at 2, before it is freed at 3"));
+  example.plan.slots[1].upper = 3;
+  example.plan.slots[2].upper = 2;
+  CHECK(contains(example.fault(), "request 2 has a slot that ends at 2, before it is freed at 3"));
 }
 
 TEST_CASE("reuse across streams needs a wait and an event") {
@@ -165,6 +186,53 @@ TEST_CASE("sizes, streams, ids, counts, bounds and alignment must match") {
 TEST_CASE("a body that repeats soundly is accepted") {
   const Repeating example;
   CHECK(find_unsoundness(example.problem, example.plan).empty());
+}
+
+TEST_CASE("a slot of the body ends no earlier than its request in any repetition") {
+  Repeating example;
+  for (const std::uint64_t upper : {std::uint64_t{2}, std::uint64_t{1}}) {
+    example.plan.slots[1].upper = upper;
+    CHECK(contains(find_unsoundness(example.problem, example.plan),
+                   "request 1 has a slot that ends at " + std::to_string(upper) + ", before it is freed at 3"));
+  }
+  example.problem.requests[1].until = 2;  // only in the second repetition it is freed later
+  example.plan.slots[1].upper = 2;
+  CHECK(contains(find_unsoundness(example.problem, example.plan), "request 3 has a slot that ends at 2"));
+  example.problem.requests[3].until = 4;
+  CHECK(find_unsoundness(example.problem, example.plan).empty());  // the last one outlives all repetitions
+}
+
+TEST_CASE("slots around the body end no earlier than their requests") {
+  Repeating example;
+  const Request request = example.problem.requests[0];
+  for (const std::size_t place : {std::size_t{0}, std::size_t{7}}) {  // before and after the repetitions
+    example.problem.requests.insert(example.problem.requests.begin() + static_cast<std::ptrdiff_t>(place), request);
+  }
+  for (std::size_t i = 0; i < 8; ++i) {
+    Request& each = example.problem.requests[i];
+    each.id = each.lower = i;
+    if (i > 0 && i < 7 && each.until != kNever) ++each.until;
+  }
+  example.plan.prologue = 1;
+  example.plan.slots = {{0, 1000, 2048, 0, 1, 0, 0, SlotKind::Static, false},
+                        {1, 1000, 0, 1, 2, 0, 0, SlotKind::Static, false},
+                        {2, 1000, 1024, 2, 4, 0, 0, SlotKind::Static, false},
+                        {7, 1000, 0, 3, 4, 0, 0, SlotKind::Static, false}};
+  const auto ends = [&](std::size_t slot, std::uint64_t until, std::uint64_t upper) {
+    const std::size_t made = example.plan.slots[slot].id;
+    example.problem.requests[made].until = until;
+    example.plan.slots[slot].upper = upper;
+    return find_unsoundness(example.problem, example.plan);
+  };
+  CHECK(ends(0, 2, 2).empty());
+  CHECK(contains(ends(0, 2, 1), "request 0 has a slot that ends at 1, before it is freed at 2"));
+  CHECK(ends(0, 5, 3).empty());  // in a later repetition, no matter which
+  CHECK(contains(ends(0, 5, 2), "request 0 has a slot that ends at 2, before it is freed at 3"));
+  CHECK(ends(0, 8, 4).empty());
+  CHECK(contains(ends(0, 8, 3), "request 0 has a slot that ends at 3, before it is freed at 4"));
+  CHECK(ends(0, kNever, 4).empty());
+  CHECK(ends(3, kNever, 4).empty());
+  CHECK(contains(ends(3, 8, 3), "request 7 has a slot that ends at 3, before it is freed at 4"));
 }
 
 TEST_CASE("an overlap with the repetition before is refused") {
