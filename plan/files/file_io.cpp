@@ -98,6 +98,16 @@ int create_beside(const std::string& path, std::string* name) {
   return -1;
 }
 
+// Gives a new file the owner, the group and the permissions of the file that it replaces. Where the group cannot be
+// set, this process's own group gets no more rights than everybody has. Some file systems have no permissions to set.
+void take_after(int fd, const struct stat& old) {
+  const bool same_group =
+      ::fchown(fd, old.st_uid, old.st_gid) == 0 || ::fchown(fd, static_cast<uid_t>(-1), old.st_gid) == 0;
+  constexpr mode_t kAll = S_IRWXU | S_IRWXG | S_IRWXO;
+  const mode_t for_group = same_group ? old.st_mode : (old.st_mode & S_IRWXO) << 3;
+  (void)::fchmod(fd, (old.st_mode & kAll & ~static_cast<mode_t>(S_IRWXG)) | (for_group & S_IRWXG));
+}
+
 std::string write_in_place(const std::string& path, std::span<const std::uint8_t> bytes) {
   Descriptor file(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
   const bool written = file.get() >= 0 && write_all(file.get(), bytes);
@@ -148,6 +158,7 @@ std::string replace_file(const std::string& path, std::span<const std::uint8_t> 
   std::string beside;
   Descriptor file(create_beside(target, &beside));
   if (file.get() < 0) return system_error("cannot write", path);
+  if (exists) take_after(file.get(), info);
   const bool written = write_all(file.get(), bytes) && is_on_disk(file.get()) && file.close() &&
                        ::rename(beside.c_str(), target.c_str()) == 0;
   if (written) return {};

@@ -26,8 +26,9 @@ struct ReadLimits {
 Expected<std::vector<std::uint8_t>> read_file(const std::string& path, const ReadLimits& limits = {});
 
 // Writes `bytes` to a file beside `path` and renames it to `path`, so that `path` is the old file or the complete new
-// one, also after a crash of the machine. A symbolic link is kept, and the file to which it points is replaced. A file
-// that is not regular (a pipe, /dev/stdout) is written in place. Returns the error; empty: success.
+// one, also after a crash of the machine. The new file has the owner, the group and the permissions of the old one, as
+// far as the system lets this process set them. A symbolic link is kept, and the file to which it points is replaced. A
+// file that is not regular (a pipe, /dev/stdout) is written in place. Returns the error; empty: success.
 std::string replace_file(const std::string& path, std::span<const std::uint8_t> bytes);
 
 }  // namespace stalloc::plan

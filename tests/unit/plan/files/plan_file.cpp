@@ -205,6 +205,31 @@ TEST_CASE("a written plan replaces the file as a whole, behind a link too, and n
   CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 3);
 }
 
+TEST_CASE("a plan that replaces a file has its permissions") {
+  namespace fs = std::filesystem;
+  const test::Folder folder;
+  const std::string file = folder / "plan.fb";
+  REQUIRE(plan::write_plan(test::sample_plan(), file).empty());
+  for (const unsigned mode : {0640U, 0600U, 0444U, 0777U}) {
+    fs::permissions(file, fs::perms{mode});
+    REQUIRE(plan::write_plan(test::sample_plan(), file).empty());
+    CHECK(fs::status(file).permissions() == fs::perms{mode});
+  }
+}
+
+TEST_CASE("a plan that root writes for another user stays that user's") {
+  const test::Folder folder;
+  const std::string file = folder / "plan.fb";
+  REQUIRE(plan::write_plan(test::sample_plan(), file).empty());
+  constexpr unsigned kOther = 12345;
+  if (chown(file.c_str(), kOther, kOther) != 0) return;  // not root
+  REQUIRE(plan::write_plan(test::sample_plan(), file).empty());
+  struct stat made {};
+  REQUIRE(stat(file.c_str(), &made) == 0);
+  CHECK(made.st_uid == kOther);
+  CHECK(made.st_gid == kOther);
+}
+
 TEST_CASE("a plan may have a name as long as the file system allows") {
   const test::Folder folder;
   const std::string file = folder / std::string(NAME_MAX, 'p').c_str();
