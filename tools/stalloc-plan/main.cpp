@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 
+#include "plan/size_text.h"
 #include "tools/stalloc-plan/commands.h"
 #include "tools/stalloc-plan/compare.h"
 #include "tools/stalloc-plan/help.h"
@@ -51,6 +52,15 @@ std::string description_of(const std::string& name) {
 constexpr const char* kExitCodes =
     "\nExit codes: 0 done, 1 bad input or an unsound plan (one line on stderr says\nwhy), 2 wrong usage.";
 
+// Replaces a size, as users write it, by its bytes. CLI11's own conversion takes a negative number for a large one.
+const CLI::Validator kSize(
+    [](std::string& size) {
+      const auto bytes = plan::parse_size(size);
+      if (!bytes) return fmt::format("'{}' is no size: bytes, or a number with k, m, g or t", size);
+      size = std::to_string(*bytes);
+      return std::string();
+    },
+    "");
 // Refuses a size of 0, which would mean that the option was not given.
 const CLI::Validator kNotZero([](const std::string& size) { return std::string(size == "0" ? "must not be 0" : ""); },
                               "");
@@ -167,12 +177,12 @@ class CommandLine {
     app_.add_option("--granularity", plan_.options.granularity,
                     "Bytes of a physical page, with k, m or g for KiB, MiB, GiB (default: those of the recorded "
                     "device, else 2m)")
-        ->transform(CLI::AsSizeValue(false))
+        ->transform(kSize)
         ->check(kNotZero)
         ->type_name("SIZE");
     app_.add_option("--handle-cap", plan_.options.handle_cap,
                     "The largest handle, in bytes (default: 6m, or 1/2048 of the plan if that is more)")
-        ->transform(CLI::AsSizeValue(false))
+        ->transform(kSize)
         ->check(kNotZero)
         ->type_name("SIZE");
     app_.add_option("--streams", streams_,
@@ -199,7 +209,7 @@ class CommandLine {
     app_.add_option("--capacity", plan_.options.contiguous_capacity,
                     "With --contiguous: the plan is not improved further once it needs no more than this (default: "
                     "improve as long as --seconds says)")
-        ->transform(CLI::AsSizeValue(false))
+        ->transform(kSize)
         ->type_name("SIZE")
         ->needs(&contiguous);
   }
@@ -238,7 +248,7 @@ class CommandLine {
     compare_app_
         ->add_option("--granularity", compare_.granularity,
                      "Bytes of a physical page for stalloc (default: those of the recorded device, else 2m)")
-        ->transform(CLI::AsSizeValue(false))
+        ->transform(kSize)
         ->check(kNotZero)
         ->type_name("SIZE");
     add_truncated(*compare_app_);

@@ -253,7 +253,14 @@ expect 2 1 loop.fb -o a.plan --granularity 1000
 expect 2 1 loop.fb -o a.plan --granularity 3m
 expect 2 1 loop.fb -o a.plan --granularity 2t
 says err "a power of two from 512 bytes to 1 TiB"
-expect 2 1 loop.fb -o a.plan --granularity lots
+for size in lots "" -1 -1k 1.5m "64 k" 0x1000 18446744073709551616 16777216t; do
+  for option in "loop.fb -o a.plan --granularity" "loop.fb -o a.plan --handle-cap" "compare loop.fb --granularity" \
+    "requests.csv --dry-run --contiguous --capacity"; do
+    expect 2 1 $option "$size"
+    says err "'$size' is no size: bytes, or a number with k, m, g or t"
+  done
+done
+for seconds in -1 -0.5 nan inf 1e7 soon ""; do expect 2 1 loop.fb --dry-run --contiguous --seconds "$seconds"; done
 for option in --granularity --handle-cap; do
   expect 2 1 loop.fb -o a.plan $option 0
   says err "must not be 0"
@@ -271,7 +278,6 @@ if [ -e /dev/full ]; then
     fi
   done
 fi
-expect 2 1 loop.fb --dry-run --contiguous --seconds nan
 expect 2 1 loop.fb --dry-run --handle-cap 1
 says err "must be at least a page"
 expect 2 1 loop.fb --dry-run --granularity 4m --handle-cap 1m
