@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gives numbers to modules and call stacks, which repeat in a trace. Each is written once, when it is first seen.
+// Gives numbers to modules and call stacks, which repeat in a trace. Each is written once, when it is first seen, also
+// if a library is loaded again and again.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,10 @@
 namespace stalloc::record {
 
 // Not thread-safe: the recorder's lock covers it. May throw std::bad_alloc.
+//
+// What was found of an address is remembered. A program may unload a library and load another one at its addresses;
+// what was remembered is forgotten when this is noticed: where an address is new, or at `forget_new`. Until then, an
+// address counts for the library that was there before.
 class Interning {
  public:
   // The id of the module that contains `address`; 0: there is none.
@@ -31,20 +36,23 @@ class Interning {
   void forget_new();
 
  private:
-  struct KnownModule {
+  struct LoadedModule {
     loader::Module range;
+    std::string path;  // a copy of the range's
     std::uint32_t id = 0;
+    [[nodiscard]] bool is(const loader::Module& other) const;
   };
-  const KnownModule* find(const void* address);
-  std::uint32_t add_module(std::string path, std::string function);
+  const LoadedModule* find(const void* address);
+  void forget_unloaded();
+  std::uint32_t module_id(std::string path, std::string function);
   std::uint32_t add_stack(std::vector<trace::Frame> frames);
   trace::Frame native_frame(const void* address);
   trace::Frame python_frame(const PythonFrame& frame);
 
-  std::vector<KnownModule> modules_;
+  std::vector<LoadedModule> loaded_;  // those that held an address, and were not unloaded as far as is known
   std::unordered_map<const void*, std::uint32_t> module_by_address_;
-  std::map<std::pair<std::string, std::string>, std::uint32_t> functions_;  // of Python code, by file and name
-  std::uint32_t last_module_ = 0;
+  // By path, and by the name of a function in Python code, which is empty for a library.
+  std::map<std::pair<std::string, std::string>, std::uint32_t> modules_;
   std::unordered_map<std::uint64_t, std::uint32_t> stacks_;  // by checksum of the captured addresses
   // The same stack may be captured with different addresses, since Python may compile the same code again.
   std::unordered_map<std::uint64_t, std::uint32_t> written_stacks_;  // by checksum of the written frames
