@@ -60,7 +60,10 @@ void Interning::forget_unloaded() {
 std::uint32_t Interning::module_id(std::string path, std::string function) {
   const auto next = static_cast<std::uint32_t>(modules_.size() + 1);
   const auto [entry, inserted] = modules_.try_emplace({std::move(path), std::move(function)}, next);
-  if (inserted) new_modules_.push_back({next, entry->first.first, entry->first.second});
+  if (inserted) {
+    new_modules_.push_back({next, entry->first.first, entry->first.second});
+    new_bytes_ += trace::bytes_in_chunk(new_modules_.back());
+  }
   return entry->second;
 }
 
@@ -119,13 +122,17 @@ std::uint32_t Interning::add_stack(std::vector<trace::Frame> frames) {
   }
   const auto next = static_cast<std::uint32_t>(written_stacks_.size() + 1);
   const auto [entry, inserted] = written_stacks_.try_emplace(checksum.value(), next);
-  if (inserted) new_stacks_.push_back({next, std::move(frames)});
+  if (inserted) {
+    new_stacks_.push_back({next, std::move(frames)});
+    new_bytes_ += trace::bytes_in_chunk(new_stacks_.back());
+  }
   return entry->second;
 }
 
 void Interning::forget_new() {
   new_modules_.clear();
   new_stacks_.clear();
+  new_bytes_ = 0;
   forget_unloaded();
 }
 

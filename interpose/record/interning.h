@@ -34,6 +34,8 @@ class Interning {
   [[nodiscard]] std::span<const trace::Module> new_modules() const { return new_modules_; }
   [[nodiscard]] std::span<const trace::Stack> new_stacks() const { return new_stacks_; }
   void forget_new();
+  // True if these are as much as one chunk should hold.
+  [[nodiscard]] bool fill_chunk() const { return new_bytes_ >= trace::kFullChunkBytes; }
 
  private:
   struct LoadedModule {
@@ -59,6 +61,7 @@ class Interning {
   std::unordered_map<std::uint64_t, trace::Frame> python_frames_;    // by checksum; module 0: a frame without a name
   std::vector<trace::Module> new_modules_;
   std::vector<trace::Stack> new_stacks_;
+  std::uint64_t new_bytes_ = 0;  // of both, in a chunk
 };
 
 }  // namespace stalloc::record

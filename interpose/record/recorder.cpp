@@ -100,7 +100,8 @@ void Recorder::append_event(const TracedCall& call) {
   events_.emplace_back(now - start_ns_, call.address, call.size, stream_ordinal(call.stream), thread_ordinal(),
                        interning_.stack_of(std::span(frames).first(depth), std::span(python).first(python_depth)),
                        interning_.module_of(call.caller), static_cast<std::uint16_t>(call.device), call.kind, flags);
-  if (events_.size() >= chunk_events_ || now - last_write_ns_ >= flush_ns_) write_chunk(/*last=*/false);
+  const bool full = events_.size() >= chunk_events_ || interning_.fill_chunk();
+  if (full || now - last_write_ns_ >= flush_ns_) write_chunk(/*last=*/false);
 }
 
 void Recorder::note_device(int device) {

@@ -103,7 +103,8 @@ bool checksum_matches(const tracefb::Chunk& chunk, const Trace& trace, const Mar
 // wrong with it; a part of it may then have been appended.
 std::string append_chunk(MutableBytes bytes, Trace& trace) {
   if (std::string other = find_other_version(bytes, kPrefix, "is", kTraceVersionMajor); !other.empty()) return other;
-  flatbuffers::Verifier verifier(bytes.data(), bytes.size());
+  constexpr flatbuffers::uoffset_t kDepth = 64;
+  flatbuffers::Verifier verifier(bytes.data(), bytes.size(), kDepth, kMostChunkTables);
   if (!tracefb::VerifySizePrefixedChunkBuffer(verifier)) return "is corrupt";
   const tracefb::Chunk& chunk = *tracefb::GetSizePrefixedChunk(bytes.data());
   if (chunk.version_major() != kTraceVersionMajor) return "is corrupt: it has no version";

@@ -25,6 +25,9 @@ using Event = tracefb::Event;
 using Frame = tracefb::Frame;
 using EventKind = tracefb::EventKind;
 
+// A reader accepts so many tables in one chunk: each device, module and stack is one, and two are for the chunk itself.
+inline constexpr std::uint32_t kMostChunkTables = 1'000'000;
+
 struct Process {
   std::string writer;
   std::uint32_t pid = 0;
@@ -52,6 +55,16 @@ struct Stack {
   std::vector<Frame> frames;  // innermost first
 };
 
+// A recorder writes a chunk at the latest when its new modules and stacks have so many bytes, as these functions count
+// them. So it never has more tables than a reader accepts, and never 2 GiB, however many events it may have.
+inline constexpr std::uint64_t kFullChunkBytes = std::uint64_t{32} << 20;
+inline constexpr std::uint64_t kBytesPerTable = 64;
+static_assert(kFullChunkBytes / kBytesPerTable < kMostChunkTables * 3 / 4);
+inline std::uint64_t bytes_in_chunk(const Module& module) {
+  return kBytesPerTable + module.path.size() + module.function.size();
+}
+inline std::uint64_t bytes_in_chunk(const Stack& stack) { return kBytesPerTable + stack.frames.size() * sizeof(Frame); }
+
 // What one chunk holds. The spans point into the caller's memory.
 struct ChunkView {
   std::uint32_t sequence = 0;        // 0, 1, 2, ...
@@ -65,8 +78,8 @@ struct ChunkView {
 };
 
 // Encodes one chunk as it is in a file, with its size prefix. Chunks appended in the order of their sequence numbers
-// make up a trace. Allocates with operator new, which may throw. A chunk must stay below 2 GiB and 500,000 stacks and
-// modules; recorders flush long before.
+// make up a trace. Allocates with operator new, which may throw. A chunk must stay below 2 GiB and within
+// kMostChunkTables.
 std::vector<std::uint8_t> encode_chunk(const ChunkView& chunk);
 
 // A whole trace.

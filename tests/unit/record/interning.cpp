@@ -3,12 +3,15 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "catch.h"
 #include "folder.h"
 
+namespace trace = stalloc::trace;
 using stalloc::record::Interning;
 using stalloc::test::Folder;
 namespace fs = std::filesystem;
@@ -97,4 +100,25 @@ TEST_CASE("a library at the addresses of an unloaded one has a number of its own
     CHECK(interning.new_modules()[0].path == path);
   }
   if (plugins.first() != before) WARN("the loader used other addresses, so that this shows nothing");
+}
+
+TEST_CASE("what fills a chunk can be read") {
+  const std::size_t depth = GENERATE(1, 128);
+  Interning interning;
+  std::vector<void*> frames(depth);
+  for (std::uintptr_t number = 1; !interning.fill_chunk(); ++number) {
+    std::fill(frames.begin(), frames.end(), reinterpret_cast<void*>(number));  // in no module
+    (void)interning.stack_of(frames);
+  }
+  const std::vector<trace::Event> events(std::size_t{1} << 20);  // the most of STALLOC_TRACE_CHUNK
+  trace::ChunkView chunk;
+  chunk.stacks = interning.new_stacks();
+  chunk.events = events;
+  chunk.last = true;
+  const auto read = trace::decode_trace(trace::encode_chunk(chunk));
+  CHECK(read.error.empty());
+  CHECK(read.value.stacks.size() ==
+        trace::kFullChunkBytes / (trace::kBytesPerTable + depth * sizeof(trace::Frame)) + 1);
+  interning.forget_new();
+  CHECK_FALSE(interning.fill_chunk());
 }

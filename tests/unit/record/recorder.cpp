@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "interpose/record/recorder.h"
 
+#include <dlfcn.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -17,6 +18,7 @@
 #include "child.h"
 #include "folder.h"
 #include "interpose/base/log.h"
+#include "interpose/record/call_stack.h"
 
 using stalloc::record::Recorder;
 using stalloc::record::TracedCall;
@@ -155,6 +157,28 @@ TEST_CASE("threads lose no event") {
   std::map<std::uint32_t, std::uint64_t> by_thread;
   for (const auto& event : trace.value.events) ++by_thread[event.thread()];
   CHECK(by_thread.size() == 4);
+}
+
+TEST_CASE("a chunk ends early when its stacks are many") {
+  if (!stalloc::record::call_stacks_available()) return;
+  void* const plugin = dlopen(RECORD_PLUGIN, RTLD_NOW);  // frames of the recorder's own module are left out
+  REQUIRE(plugin != nullptr);
+  const auto call_in_all_ways =
+      reinterpret_cast<void (*)(void (*)(void*), void*, int)>(dlsym(plugin, "call_in_all_ways"));
+  REQUIRE(call_in_all_ways != nullptr);
+  const Folder folder;
+  Settings settings(folder.path() / "trace.fb", 1 << 20);
+  settings.options.stack_depth = 64;
+  Recorder recorder(settings.options, describe);
+  constexpr int kDepth = 17;
+  call_in_all_ways([](void* to) { static_cast<Recorder*>(to)->record(alloc(1 << 20, 512)); }, &recorder, kDepth);
+  recorder.close();
+  const auto trace = stalloc::trace::read_trace(settings.trace);
+  REQUIRE(trace.error.empty());
+  CHECK(trace.value.events.size() == 1 << kDepth);
+  CHECK(trace.value.stacks.size() == 1 << kDepth);
+  CHECK(trace.value.chunks > 1);
+  dlclose(plugin);
 }
 
 TEST_CASE("events that cannot be written now are written later") {

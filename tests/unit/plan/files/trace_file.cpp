@@ -51,6 +51,16 @@ TEST_CASE("a trace survives encoding and decoding, in one chunk or many") {
   }
 }
 
+TEST_CASE("a chunk may have a million tables and no more") {
+  const std::vector<trace::Stack> stacks(trace::kMostChunkTables);
+  trace::ChunkView chunk;
+  chunk.last = true;
+  chunk.stacks = std::span(stacks).subspan(1);  // the chunk is a table, too
+  CHECK(trace::decode_trace(trace::encode_chunk(chunk)).error.empty());
+  chunk.stacks = stacks;
+  CHECK(trace::decode_trace(trace::encode_chunk(chunk)).error == "chunk 0 is corrupt" + readable(0));
+}
+
 TEST_CASE("a chunk with nothing in it is a chunk") {
   trace::Trace trace;
   trace.closed = true;
