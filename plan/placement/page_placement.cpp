@@ -11,7 +11,11 @@
 namespace stalloc::plan {
 namespace {
 
-// A range is changed in so many spaces of streams in the time in which one is examined.
+// A change of a range is looked up in the spaces of all streams. Where a space does not have the range, this takes
+// about 12 ns, a quarter of the time in which a range is examined. A sixteenth is counted, so that programs with fewer
+// streams than this are planned as if these cost nothing, and the calls of those with very many still end in time: the
+// longest one takes 0.19 s for 4,000 streams instead of 0.36 s, and 0.38 s for a single stream
+// (tests/bench/step_streams.cpp).
 constexpr std::size_t kSpacesPerExamined = 16;
 
 // Examines at most `count` ranges, and returns the first part between multiples of `step` that has `bytes`.
