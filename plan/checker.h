@@ -18,9 +18,8 @@ namespace stalloc::plan {
 //     no slot;
 //   - no two requests that live at the same time share a physical byte, through any view: in the recorded order, and in
 //     the plan's own lifetimes with the body repeated;
-//   - no slot says that its bytes are free earlier than they were in the run (a CSV: each has the file's own times);
-//   where
-//     slots have lanes, their order is another one, and this is not compared;
+//   - no slot says that its bytes are free earlier than they were in the run (a CSV: each slot has the file's own
+//     times); where slots have lanes, their order is another one than the run's, and this is not compared;
 //   - for bytes freed on one stream and taken on another there is a Wait whose freed slot records an event, and memory
 //     of synchronous calls takes no bytes with a pending free;
 //   - requests left to the original allocator take no bytes.
