@@ -16,8 +16,8 @@ namespace {
 double gib(std::uint64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
 std::string device_text(const std::string& source, const Comparison& comparison) {
-  std::string text =
-      fmt::format("{}, device {}: {} requests, simulated\n", printable(source), comparison.device, comparison.requests);
+  std::string text = fmt::format("{}, device {}: {}, simulated\n", printable(source), comparison.device,
+                                 counted(comparison.requests, "request"));
   text += fmt::format("  {:<28}{:>10}{:>10}{:>13}{:>8}\n", "allocator", "live GiB", "held GiB", "held / live", "lost");
   for (std::size_t i = 0; i < kAllocators.size(); ++i) {
     const plan::PeakMemory& memory = comparison.memory[i];

@@ -130,7 +130,8 @@ std::string device_text(const DevicePlan& device) {
     out += fmt::format("  {:<14}{}\n", name, value);
   };
   line("granularity", bytes_text(device.granularity));
-  line("physical", fmt::format("{} in {} handles", bytes_text(device.physical_bytes), device.handles.size()));
+  line("physical",
+       fmt::format("{} in {}", bytes_text(device.physical_bytes), counted(device.handles.size(), "handle")));
   line("peak live", bytes_text(device.peak_live_bytes));
   line("views",
        fmt::format("{}, {} of them stitched", device.views.size(), device.views.empty() ? 0 : device.views.size() - 1));

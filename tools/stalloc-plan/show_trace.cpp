@@ -87,14 +87,14 @@ std::string varying_text(const DeviceFacts& facts) {
   const std::vector<VaryingSite> sites = varying_sites(facts);
   std::size_t requests = 0;
   for (const VaryingSite& site : sites) requests += site.requests;
-  std::string out =
-      fmt::format("  {:<14}{} of {} requests a step, from {} call sites{}\n", "varying size", requests,
-                  facts.steady().period, sites.size(), sites.size() > kMostShown ? "; the largest:" : ":");
+  std::string out = fmt::format("  {:<14}{} of {} a step, from {}{}\n", "varying size", requests,
+                                counted(facts.steady().period, "request"), counted(sites.size(), "call site"),
+                                sites.size() > kMostShown ? "; the largest:" : ":");
   for (std::size_t i = 0; i < std::min(sites.size(), kMostShown); ++i) {
     const VaryingSite& site = sites[i];
-    out += fmt::format("  {:<14}stack {}: {} requests, {} to {}, up to {} sizes each\n", "", site.example->stack,
-                       site.requests, bytes_text(site.sizes.smallest), bytes_text(site.sizes.largest),
-                       site.sizes.distinct);
+    out += fmt::format("  {:<14}stack {}: {}, {} to {}, up to {} each\n", "", site.example->stack,
+                       counted(site.requests, "request"), bytes_text(site.sizes.smallest),
+                       bytes_text(site.sizes.largest), counted(site.sizes.distinct, "size"));
   }
   return out;
 }
@@ -127,16 +127,16 @@ std::string device_text(const Source& source, const DeviceFacts& facts) {
   const auto line = [&out](const char* name, const std::string& value) {
     out += fmt::format("  {:<14}{}\n", name, value);
   };
-  line("requests", fmt::format("{} on {} streams, from {} threads; {} never freed", facts.problem->requests.size(),
-                               facts.streams, facts.threads, facts.never_freed));
+  line("requests", fmt::format("{} on {}, from {}; {} never freed", facts.problem->requests.size(),
+                               counted(facts.streams, "stream"), counted(facts.threads, "thread"), facts.never_freed));
   line("peak live", fmt::format("{} ({} B); the largest request {}", bytes_text(facts.peak_live_bytes),
                                 facts.peak_live_bytes, bytes_text(facts.largest_bytes)));
   if (source.recorded) {
     line("steady state",
          facts.steady().period == 0
              ? "none"
-             : fmt::format("{} requests repeat {} time{}, from request {} on{}{}", facts.steady().period,
-                           facts.steady().repetitions, facts.steady().repetitions == 1 ? "" : "s", facts.steady().begin,
+             : fmt::format("{} repeated {}, from request {} on{}{}", counted(facts.steady().period, "request"),
+                           counted(facts.steady().repetitions, "time"), facts.steady().begin,
                            facts.steady().sizes.empty() ? "" : ", by call site",
                            facts.steps.threads ? ", each thread in its own order" : ""));
   }
@@ -180,10 +180,10 @@ std::string source_text(const Source& source) {
     out += fmt::format("trace by {}: process {} on {}{}\n", printable(process.writer), process.pid,
                        printable(process.host), process.rank.empty() ? "" : ", rank " + printable(process.rank));
     out += fmt::format("  {:<14}{}\n", "command", printable(process.command));
-    out += fmt::format("  {:<14}{} in {} chunks, {}\n", "events", source.trace.events.size(), source.trace.chunks,
-                       ending_text(source.trace));
-    out += fmt::format("  {:<14}{} stacks, {} modules\n", "call sites", source.trace.stacks.size(),
-                       source.trace.modules.size());
+    out += fmt::format("  {:<14}{} in {}, {}\n", "events", source.trace.events.size(),
+                       counted(source.trace.chunks, "chunk"), ending_text(source.trace));
+    out += fmt::format("  {:<14}{}, {}\n", "call sites", counted(source.trace.stacks.size(), "stack"),
+                       counted(source.trace.modules.size(), "module"));
   } else {
     out += fmt::format("CSV of requests: {}\n", printable(source.name));
   }

@@ -43,11 +43,11 @@ std::string steady_text(const plan::PlannedDevice& device, bool recorded) {
   }
   if (report.period == 0) return "not used: all requests are planned, for a run that makes exactly the same ones";
   const std::size_t rest = device.plan.slots.size() - device.plan.prologue - device.plan.body;
-  const std::string steps = report.unrolled > 1 ? fmt::format(" ({} steps each)", report.unrolled) : "";
+  const std::string steps = report.unrolled > 1 ? fmt::format(" ({} each)", counted(report.unrolled, "step")) : "";
   std::string how = report.by_call_site ? ", by call site (sizes vary)" : "";
-  if (report.lanes > 0) how += fmt::format(", each of {} threads in its own order", report.lanes);
-  return fmt::format("{} requests, {} repetition{}{}{}; {} before, {} after", report.period, report.repetitions,
-                     report.repetitions == 1 ? "" : "s", steps, how, device.plan.prologue, rest);
+  if (report.lanes > 0) how += fmt::format(", each of {} in its own order", counted(report.lanes, "thread"));
+  return fmt::format("{}, {}{}{}; {} before, {} after", counted(report.period, "request"),
+                     counted(report.repetitions, "repetition"), steps, how, device.plan.prologue, rest);
 }
 
 // The distance of a contiguous plan from the lower bound.
@@ -79,10 +79,10 @@ std::string device_text(const plan::PlannedDevice& device, bool recorded) {
   line("start-up", fmt::format("about {:.0f} ms to create and map (estimated)", plan::estimate_startup_ms(plan)));
   line("waits", fmt::format("{}", plan.waits.size()));
   if (device.report.dynamic_slots > 0)
-    line("dynamic", fmt::format("{} slots with room for the largest size seen", device.report.dynamic_slots));
+    line("dynamic", counted(device.report.dynamic_slots, "slot") + " with room for the largest size seen");
   if (const std::string passed = passed_text(device.report); !passed.empty()) line("not planned", passed);
   if (device.report.without_slot > 0) {
-    line("", fmt::format("{} requests of threads that do not repeat with the others", device.report.without_slot));
+    line("", counted(device.report.without_slot, "request") + " of threads that do not repeat with the others");
   }
   return text;
 }

@@ -92,6 +92,10 @@ std::string valid_utf8(std::string_view text) {
   return replaced(text, "\xef\xbf\xbd", [](const Character& of) { return of.valid; });
 }
 
+std::string counted(std::uint64_t count, std::string_view noun) {
+  return std::to_string(count).append(" ").append(noun).append(count == 1 ? "" : "s");
+}
+
 std::string base_name(const std::string& path) { return path.substr(path.find_last_of('/') + 1); }
 
 }  // namespace stalloc::tool
