@@ -116,8 +116,9 @@ struct stalloc_door_library {
   uint64_t (*device_total)(int device);
   /* Returns 0 if stalloc holds nothing on the device; `memory` is then all 0. Asks the driver. */
   int (*memory_info)(int device, struct stalloc_door_memory* memory);
-  /* Gives idle memory back to the driver, and returns how many bytes. With `wait`, first waits for the device, unless a
-   * capture is under way; without it, gives back only memory that the device is known to have finished with. */
+  /* Gives idle memory back to the driver, and returns how many bytes. This is memory that the device is known to have
+   * finished with. With `wait`, waits for the device if more is idle, and gives that back, too, unless a capture is
+   * under way. */
   uint64_t (*trim)(int device, int wait);
   /* Waits on the host until the frees of `free_after` are complete, unless a capture may be under way. Returns 1 if
    * there were any: a request that found no memory may succeed now. */

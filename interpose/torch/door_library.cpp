@@ -294,12 +294,13 @@ std::uint64_t trim(int device, int wait) {
   if (heap == nullptr) return 0;
   serve::Driver& driver = Session::get().known_heaps()->driver();
   const serve::ContextScope scope(driver, heap->context());
+  const std::uint64_t released = heap->trim();
   // Waiting for the device would invalidate every capture on it.
-  if (wait != 0 && scope.ok() && !Session::captures().may_be_active()) {
-    heap->before_synchronization();
-    driver.synchronize_context();
-  }
-  return heap->trim();
+  const bool may_wait = wait != 0 && scope.ok() && !Session::captures().may_be_active();
+  if (!may_wait || !heap->may_release_more()) return released;
+  heap->before_synchronization();
+  driver.synchronize_context();
+  return released + heap->trim();
 }
 
 int wait_for_frees(int device) {

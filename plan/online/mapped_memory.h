@@ -91,6 +91,9 @@ class MappedMemory {
   // The same for just the handles that these ranges lie in, those of the plan excepted. First unmaps `view` if it is
   // idle (0: there is none), which showed them.
   std::uint64_t release_handles(Ranges freed, std::uint32_t view);
+  // Whether one of the handles that `release_idle` considers is wholly free. After a call of that with `keep` 0,
+  // pending work may still use it.
+  [[nodiscard]] bool has_free_handle(bool of_plan) const;
   // Releases memory for a request of `bytes`, no more than it needs: idle handles that no view maps, then idle views
   // and their handles. Returns the bytes released.
   std::uint64_t reclaim(std::uint64_t bytes, bool of_plan);
@@ -167,6 +170,9 @@ class MappedMemory {
   bool map_plan_views(const DevicePlan& plan, const std::vector<bool>& is_late, PlanMemory* memory);
   std::uint64_t release_until(std::uint64_t keep, bool of_plan);
   void release_idle_small(std::uint64_t grown);
+  [[nodiscard]] bool is_kept(Range handle) const noexcept {
+    return handle.begin >= plan_.begin && handle.begin < plan_.end;
+  }
   bool is_idle_handle(Range range);
   std::uint64_t release(std::uint64_t at);
   const std::vector<Handle>& handles_of(Ranges pieces);

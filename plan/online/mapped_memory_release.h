@@ -18,6 +18,13 @@ std::uint64_t MappedMemory<Backend>::release_idle(std::uint64_t keep, bool of_pl
   return released;
 }
 
+template <OnlineBackend Backend>
+bool MappedMemory<Backend>::has_free_handle(bool of_plan) const {
+  return std::any_of(placement_.handles().begin(), placement_.handles().end(), [&](const auto& handle) {
+    return (!handle.second.planned || of_plan) && !is_kept(range_of(handle)) && placement_.is_free(range_of(handle));
+  });
+}
+
 // Does what `release_idle` does, but does not count the bytes as given back: they are wanted for something else.
 template <OnlineBackend Backend>
 std::uint64_t MappedMemory<Backend>::release_until(std::uint64_t keep, bool of_plan) {
@@ -131,8 +138,7 @@ void MappedMemory<Backend>::release_idle_small(std::uint64_t grown) {
 // that is kept.
 template <OnlineBackend Backend>
 bool MappedMemory<Backend>::is_idle_handle(Range range) {
-  const bool is_kept = range.begin >= plan_.begin && range.begin < plan_.end;
-  return !is_kept && placement_.is_free(range) && backend_.is_complete({&range, 1});
+  return !is_kept(range) && placement_.is_free(range) && backend_.is_complete({&range, 1});
 }
 
 // Those of these handles, which are in ascending order, that are idle and that none of the views shows.

@@ -336,6 +336,26 @@ CHECK_OF_DOOR(idle_memory_is_kept) {
   EXPECT(figures().reserved_bytes[0].current == held);
 }
 
+// Emptying the cache waits for the device only where idle memory can be given back. A program may wait for a device
+// that waits for later work of its own, as a collective of several devices does.
+CHECK_OF_DOOR(emptying_an_empty_cache) {
+  const Tensor large(40 * kMiB);
+  const Tensor small(1000);
+  MUST(cudaSetDevice(1));
+  const c10::DataPtr other = allocator().allocate(40 * kMiB);
+  MUST(cudaSetDevice(0));
+  settle();
+  native::emptyCache();
+  for (const int device : {0, 1}) {
+    const Stream busy = make_stream(device);
+    MUST(cudaSetDevice(device));
+    Gate gate(busy.stream());
+    MUST(cudaSetDevice(0));
+    native::emptyCache();
+    EXPECT(gate.open());
+  }
+}
+
 CHECK_OF_DOOR(foreign_thread_frees) {
   const Stream stream = make_stream();
   for (int round = 0; round < 20; ++round) {

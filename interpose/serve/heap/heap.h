@@ -171,6 +171,8 @@ class Heap {
   // and releases handles without live ranges, if no pending work uses them. A plan's memory is kept while the plan is
   // served. Returns the number of bytes released. Never waits.
   std::uint64_t trim(std::uint64_t keep_bytes = 0) noexcept;
+  // Whether `trim` may release more when the device has completed its work so far. Call it after `trim`.
+  [[nodiscard]] bool may_release_more() noexcept;
   // The same for a caller whose request for `bytes` bytes was refused (0: the number is unknown). Releases nothing when
   // all idle memory would not be enough. When nothing else is idle and the device has too little free memory, the plan
   // is dropped, if it may be and options.plan_is_strict does not forbid it, and its idle memory is released.

@@ -108,6 +108,13 @@ std::uint64_t Heap::trim(std::uint64_t keep_bytes) noexcept {
   }
 }
 
+bool Heap::may_release_more() noexcept {
+  const CompletingLock lock(*this);
+  if (is_closed()) return false;
+  if (!pending_frees_.empty()) return true;
+  return dynamic_ ? dynamic_->memory().has_free_handle(planned_.is_dropped()) : planned_.is_dropped();
+}
+
 std::uint64_t Heap::make_room(std::uint64_t bytes, bool may_drop_plan) noexcept {
   std::uint64_t released = 0;
   bool dropped = false;
