@@ -198,6 +198,37 @@ CHECK_OF_DOOR(refused_once) {
   settle();
 }
 
+// A request that finds no memory on one device leaves what is cached of the other one, and one wait is counted.
+CHECK_OF_DOOR(refused_beside_another_device) {
+  const c10::cuda::MempoolId_t pool{0, 80};
+  const auto cache_natively = [&](int device) {
+    MUST(cudaSetDevice(device));
+    const auto index = static_cast<c10::DeviceIndex>(device);
+    allocator().beginAllocateToPool(index, pool, [](cudaStream_t) { return true; });
+    (void)allocator().allocate(40 * kMiB);
+    allocator().endAllocateToPool(index, pool);
+    allocator().releasePool(index, pool);
+  };
+  const auto is_refused = [] {
+    try {
+      (void)allocator().allocate(std::size_t{3} << 30);
+      return false;
+    } catch (const c10::OutOfMemoryError&) {
+      return true;
+    }
+  };
+  cache_natively(1);
+  const std::int64_t cached = figures(1).reserved_bytes[0].current;
+  MUST(cudaSetDevice(0));
+  EXPECT(is_refused() && figures().num_sync_all_streams == 1);
+  EXPECT(figures(1).num_sync_all_streams == 0 && figures(1).reserved_bytes[0].current == cached);
+  cache_natively(0);
+  EXPECT(is_refused() && figures().num_sync_all_streams == 2);
+  EXPECT(figures(1).num_sync_all_streams == 0);
+  allocator().resetAccumulatedStats(0);
+  EXPECT(figures().num_sync_all_streams == 0);
+}
+
 // Each allocator releases idle memory for the other.
 CHECK_OF_DOOR(idle_memory_serves_the_other_allocator) {
   if (!is_door_open()) return;

@@ -167,6 +167,7 @@ class DoorAllocator final : public Forwarding {
     return library_.allocate(request.device, request.bytes, request.stream, request.caller, address);
   }
   bool free_and_retry(const Request& request, void** address);
+  void empty_native_caches(std::vector<std::int64_t>* counted);
   void update_native_limit(int device, std::size_t bytes);
   void update_heap_limit(int device);
   void limit_to_fraction(int device, double fraction);

@@ -44,8 +44,9 @@ void replace_between(std::string* text, const std::string& begin, const std::str
 
 // The heap has already released its idle memory for the request. First, PyTorch's callbacks that free tensors are
 // called, and frees that were postponed are tried again. Then, as the native allocator does, frees that wait for other
-// streams are awaited, and the native allocator's cache is emptied. The heap is asked again only if one of these steps
-// freed something. If false is returned, the caller asks the native allocator, which reports the error.
+// streams are awaited, and the native allocator's cache is emptied if it has any memory of the device. The heap is
+// asked again only if one of these steps freed something. If false is returned, the caller asks the native allocator,
+// which reports the error.
 bool DoorAllocator::free_and_retry(const Request& request, void** address) {
   const auto served = [&] { return allocate_from_heap(request, address) == STALLOC_DOOR_DONE; };
   const bool called = run_free_memory_callbacks();
@@ -54,18 +55,40 @@ bool DoorAllocator::free_and_retry(const Request& request, void** address) {
   update_native_statistics(request.device);
   const std::uint64_t before = native_bytes(request.device);
   const bool waited = library_.wait_for_frees(request.device) != 0;
+  std::vector<std::int64_t> counted(static_cast<std::size_t>(devices_.load()));
+  if (native_idle_bytes(request.device) != 0) empty_native_caches(&counted);
+  const bool is_served = (waited || native_bytes(request.device) < before) && served();
+  // The native allocator alone would wait for all streams of this device, and retry, once. If the heap has not served
+  // the request, it still does so, and counts it.
+  for (std::size_t device = 0; device < counted.size(); ++device) {
+    DeviceState& state = states_[device];
+    const bool counts = is_served && static_cast<int>(device) == request.device;
+    const std::lock_guard lock(state.mutex);
+    state.statistics.correct_syncs((counts ? 1 : 0) - counted[device]);
+    if (counts) state.statistics.count_retry();
+  }
+  return is_served;
+}
+
+// Empties the native allocator's cache, of all devices since it offers nothing else. Adds to `counted`, for each
+// device, how often it has counted that it waited for all streams.
+void DoorAllocator::empty_native_caches(std::vector<std::int64_t>* counted) {
+  const auto add_counts = [&](int sign) {
+    for (std::size_t device = 0; device < counted->size(); ++device) {
+      const DeviceStats stats = native_.getDeviceStats(static_cast<c10::DeviceIndex>(device));
+      (*counted)[device] += sign * stats.num_sync_all_streams;
+    }
+  };
+  add_counts(-1);
   try {
     empty_native_cache({0, 0});
   } catch (const c10::Error&) {
     // PyTorch 2.6 and 2.7 refuse this while a capture is under way.
   }
-  update_native_statistics(request.device);
-  // If the heap does not serve it now, the native allocator retries, too, and counts the retry.
-  if ((!waited && native_bytes(request.device) >= before) || !served()) return false;
-  DeviceState& state = state_of(request.device);
-  const std::lock_guard lock(state.mutex);
-  state.statistics.count_retry();
-  return true;
+  add_counts(1);
+  for (std::size_t device = 0; device < counted->size(); ++device) {
+    update_native_statistics(static_cast<int>(device));
+  }
 }
 
 void DoorAllocator::empty_cache(MempoolId_t pool) {

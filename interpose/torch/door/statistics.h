@@ -54,6 +54,8 @@ class Statistics {
     update_peaks(kLarge);
   }
   void count_retry() { ++retries_; }
+  // Adds to what the native allocator counts as its waits for all streams.
+  void correct_syncs(std::int64_t more) { syncs_ += more; }
 
   // Notes a reading of the native allocator's figures. A reading includes every change that was made before its number
   // was taken. So of two readings, which may be noted in either order, the one with the larger number counts.
@@ -80,6 +82,7 @@ class Statistics {
       }
     }
     stats->num_alloc_retries += retries_;
+    stats->num_sync_all_streams += syncs_;
     stats->num_device_alloc += increases_;
     stats->num_device_free += decreases_;
   }
@@ -88,7 +91,7 @@ class Statistics {
     for (auto& pool : heap_) {
       for (Tally& tally : pool) tally.allocated = tally.freed = 0;
     }
-    retries_ = increases_ = decreases_ = 0;
+    retries_ = syncs_ = increases_ = decreases_ = 0;
   }
   void reset_peaks() {
     peaks_ = {};
@@ -196,6 +199,7 @@ class Statistics {
   std::uint64_t noted_reading_ = 0;  // the number of the reading that `native_` holds
   std::array<std::array<std::int64_t, kTypes>, kMerged.size()> peaks_{};
   std::int64_t retries_ = 0;
+  std::int64_t syncs_ = 0;      // may be negative
   std::int64_t increases_ = 0;  // how often held memory was found to have grown since it was last read
   std::int64_t decreases_ = 0;
 };
