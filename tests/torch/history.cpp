@@ -97,6 +97,28 @@ CHECK_OF_DOOR(history_of_two_devices) {
   MUST(cudaSetDevice(0));
 }
 
+// An entry for a snapshot says what was in use; it is part of the next snapshot. A snapshot of one pool has the whole
+// history, too.
+CHECK_OF_DOOR(history_of_snapshots) {
+  keep_history(gather, RecordContext::ALL);
+  const c10::cuda::MempoolId_t pool{0, 81};
+  allocator().beginAllocateToPool(0, pool, [](cudaStream_t) { return true; });
+  const c10::DataPtr pooled = allocator().allocate(5 * kMiB);
+  allocator().endAllocateToPool(0, pool);
+  const c10::DataPtr eager = allocator().allocate(3 * kMiB);
+  EXPECT(count(history(), TraceEntry::SNAPSHOT) == 0);
+  const auto entries = history();
+  EXPECT(count(entries, TraceEntry::SNAPSHOT) == 1 && count(entries, TraceEntry::ALLOC) == 2);
+  for (const TraceEntry& entry : entries) EXPECT(entry.action_ != TraceEntry::SNAPSHOT || entry.size_ == 8 * kMiB);
+#if STALLOC_TORCH_MINOR >= 8
+  for (const TraceEntry& entry : entries) EXPECT(entry.compile_context_ == "N/A");
+  const auto shown = allocator().snapshot(pool);
+  EXPECT(shown.segments.size() == 1);
+  EXPECT(count(shown.device_traces.at(0), TraceEntry::ALLOC) == 2);
+  EXPECT(count(shown.device_traces.at(0), TraceEntry::SNAPSHOT) == 2);
+#endif
+}
+
 // A free without a stack of its own shows that of the allocation.
 CHECK_OF_DOOR(stacks_of_frees) {
   for (const RecordContext when : {RecordContext::STATE, RecordContext::ALLOC, RecordContext::ALL}) {

@@ -162,6 +162,9 @@ class DoorAllocator final : public Forwarding {
   void update_native_statistics(int device);
   void update_all_native_statistics();
 
+  // snapshot.cpp
+  void append_heap(int device, std::vector<native::SegmentInfo>* segments);
+
   // out_of_memory.cpp
   stalloc_door_result allocate_from_heap(const Request& request, void** address) const {
     return library_.allocate(request.device, request.bytes, request.stream, request.caller, address);

@@ -33,14 +33,20 @@ class History {
   void add(TraceEntry::Action action, c10::DeviceIndex device, const void* address, std::size_t bytes,
            cudaStream_t stream, Context context);
 
+  // Adds an entry for a snapshot of the device, whose allocators have `bytes` in use together. Trackers are not called,
+  // since the native allocator does that.
+  void add_snapshot(c10::DeviceIndex device, std::size_t bytes);
+
   // Merges the entries into the native allocator's by time, and keeps the newest of both, as many as the settings allow
-  // for each device. `traces` has one list for each device.
+  // for each device. The native allocator's own entries for snapshots are left out, since they know of its memory only.
+  // `traces` has one list for each device.
   void merge_into(std::vector<std::vector<TraceEntry>>* traces) const;
 
  private:
   using Trackers = std::vector<native::AllocatorTraceTracker>;
 
   Context ask_recorder() const;
+  void keep(TraceEntry entry);
   void update_active();
   [[nodiscard]] std::size_t max_entries() const { return std::max<std::size_t>(settings_.max_entries, 1); }
 

@@ -123,38 +123,53 @@ void append_segments(int device, const std::vector<Span>& pieces, const std::vec
   append_stitched(~std::uintptr_t{0});
 }
 
+std::size_t active_bytes(const std::vector<native::SegmentInfo>& segments, int device) {
+  std::size_t bytes = 0;
+  for (const native::SegmentInfo& segment : segments) bytes += segment.device == device ? segment.active_size : 0;
+  return bytes;
+}
+
 }  // namespace
 
 native::SnapshotInfo DoorAllocator::take_snapshot(MempoolId_t pool, bool traces) {
   native::SnapshotInfo snapshot = native_snapshot(pool, traces);
-  if (pool != MempoolId_t{0, 0}) return snapshot;
-  for (int device = 0; device < devices_.load(); ++device) {
-    HeapMemory memory{library_.held(device), {}, {}};
-    const stalloc_door_visitor visitor{&memory, add_home, [](void*, std::uintptr_t, std::uint64_t) {}, add_used};
-    library_.describe(device, &visitor);
-    std::vector<LiveBlock> live;
-    DeviceState& state = state_of(device);
-    {
-      const std::lock_guard lock(state.mutex);
-      state.blocks.for_each([&](const Block& block) {
-        const auto at = reinterpret_cast<std::uintptr_t>(block.address);
-        live.push_back({at, at + block.bytes(), block.requested, block.stream,
-                        block.extras == nullptr ? nullptr : block.extras->context});
-      });
-    }
-    std::sort(live.begin(), live.end(), [](const LiveBlock& a, const LiveBlock& b) { return a.begin < b.begin; });
-    for (const LiveBlock& block : live) {
-      if (is_small(block) && !is_for_small(memory.held, block.begin)) {
-        memory.used_elsewhere.push_back({block.begin, block.end});
-      }
-    }
-    append_segments(device, without(std::move(memory.home), std::move(memory.used_elsewhere)), live,
-                    &snapshot.segments);
-  }
-  std::sort(snapshot.segments.begin(), snapshot.segments.end(),
-            [](const auto& a, const auto& b) { return a.address < b.address; });
   if (traces) history_.merge_into(&snapshot.device_traces);
+  const bool of_all = pool == MempoolId_t{0, 0};
+  for (int device = 0; of_all && device < devices_.load(); ++device) append_heap(device, &snapshot.segments);
+  std::sort(snapshot.segments.begin(), snapshot.segments.end(), [](const auto& a, const auto& b) {
+    return a.device != b.device ? a.device < b.device : a.address < b.address;
+  });
+  // A snapshot's own entry is not part of it. Where entries do not name their pool, all of them are the door's.
+  if (of_all || STALLOC_TORCH_MINOR < 8) {
+    for (int device = 0; device < devices_.load(); ++device) {
+      history_.add_snapshot(static_cast<c10::DeviceIndex>(device), active_bytes(snapshot.segments, device));
+    }
+  }
   return snapshot;
+}
+
+// Appends the heap's memory on a device.
+void DoorAllocator::append_heap(int device, std::vector<native::SegmentInfo>* segments) {
+  HeapMemory memory{library_.held(device), {}, {}};
+  const stalloc_door_visitor visitor{&memory, add_home, [](void*, std::uintptr_t, std::uint64_t) {}, add_used};
+  library_.describe(device, &visitor);
+  std::vector<LiveBlock> live;
+  DeviceState& state = state_of(device);
+  {
+    const std::lock_guard lock(state.mutex);
+    state.blocks.for_each([&](const Block& block) {
+      const auto at = reinterpret_cast<std::uintptr_t>(block.address);
+      live.push_back({at, at + block.bytes(), block.requested, block.stream,
+                      block.extras == nullptr ? nullptr : block.extras->context});
+    });
+  }
+  std::sort(live.begin(), live.end(), [](const LiveBlock& a, const LiveBlock& b) { return a.begin < b.begin; });
+  for (const LiveBlock& block : live) {
+    if (is_small(block) && !is_for_small(memory.held, block.begin)) {
+      memory.used_elsewhere.push_back({block.begin, block.end});
+    }
+  }
+  append_segments(device, without(std::move(memory.home), std::move(memory.used_elsewhere)), live, segments);
 }
 
 }  // namespace stalloc::torch::door

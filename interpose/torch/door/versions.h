@@ -35,7 +35,7 @@ using Context = std::shared_ptr<c10::GatheredContext>;
 inline TraceEntry make_entry(TraceEntry::Action action, c10::DeviceIndex device, std::size_t address, std::size_t bytes,
                              cudaStream_t stream, Context context, [[maybe_unused]] const ThreadMetadata& metadata) {
 #if STALLOC_TORCH_MINOR >= 8
-  const std::string compiled = metadata.compile_contexts.empty() ? std::string() : metadata.compile_contexts.back();
+  const std::string compiled = metadata.compile_contexts.empty() ? "N/A" : metadata.compile_contexts.back();
 #endif
 #if STALLOC_TORCH_MINOR >= 10
   return {action,
@@ -65,6 +65,16 @@ inline double configured_fraction() {
 #endif
 }
 
+// Whether an entry tells of a snapshot of all pools. Older versions do not say of which pools it was.
+inline bool is_of_full_snapshot(const TraceEntry& entry) {
+  if (entry.action_ != TraceEntry::SNAPSHOT) return false;
+#if STALLOC_TORCH_MINOR >= 8
+  return entry.mempool_ == MempoolId_t{0, 0};
+#else
+  return true;
+#endif
+}
+
 // Whether `actions`, which names the actions that the user excludes from the history, has that of the entry.
 inline bool is_skipped(const TraceEntry& entry, const std::vector<std::string>& actions) {
   const auto name_of = [](TraceEntry::Action action) {
@@ -75,6 +85,8 @@ inline bool is_skipped(const TraceEntry& entry, const std::vector<std::string>& 
         return "free_requested";
       case TraceEntry::FREE_COMPLETED:
         return "free_completed";
+      case TraceEntry::SNAPSHOT:
+        return "snapshot";
       default:
         return "";
     }
