@@ -154,4 +154,22 @@ CHECK_OF_DOOR(sharing_after_the_sender_has_ended) {
   EXPECT(run_receiver(shared, kMiB, /*fails=*/true) == 0);
 }
 
+// PyTorch's error for an address at which no tensor begins, also where the heap has a tensor around it.
+CHECK_OF_DOOR(sharing_a_part_of_a_tensor) {
+  const c10::DataPtr tensor = allocator().allocate(8 * kMiB);
+  char* const inside = static_cast<char*>(tensor.get()) + kMiB;
+  std::size_t bytes = 0;
+  for (const int call : {0, 1, 2}) {
+    std::string words;
+    try {
+      if (call == 0) (void)allocator().shareIpcHandle(inside);
+      if (call == 1) (void)allocator().getBaseAllocation(inside, &bytes);
+      if (call == 2) allocator().raw_delete(inside);
+    } catch (const c10::Error& error) {
+      words = error.what_without_backtrace();
+    }
+    EXPECT(words.find("invalid device pointer") != std::string::npos);
+  }
+}
+
 }  // namespace stalloc::torch_test

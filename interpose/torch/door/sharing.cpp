@@ -12,9 +12,12 @@ native::ShareableHandle DoorAllocator::shareIpcHandle(void* address) {
   const int device = library_.device_of(address);
   if (device < 0) return native_.shareIpcHandle(address);
   DeviceState& state = state_of(device);
-  const std::lock_guard lock(state.mutex);
+  std::unique_lock lock(state.mutex);
   Block* block = state.blocks.find(address);
-  TORCH_CHECK(block != nullptr, "stalloc: a tensor that is to be shared does not begin at ", address);
+  if (block == nullptr) {
+    lock.unlock();
+    return native_.shareIpcHandle(address);  // throws, since no tensor begins there
+  }
   if (block->extras == nullptr) block->extras = std::make_unique<Extras>();
   IpcExport& ipc = block->extras->ipc;
   if (ipc.exported == nullptr) {
