@@ -67,11 +67,11 @@ inline double configured_fraction() {
 
 // Whether an entry tells of a snapshot of all pools. Older versions do not say of which pools it was.
 inline bool is_of_full_snapshot(const TraceEntry& entry) {
-  if (entry.action_ != TraceEntry::SNAPSHOT) return false;
+  const bool is_snapshot = entry.action_ == TraceEntry::SNAPSHOT;
 #if STALLOC_TORCH_MINOR >= 8
-  return entry.mempool_ == MempoolId_t{0, 0};
+  return is_snapshot && entry.mempool_ == MempoolId_t{0, 0};
 #else
-  return true;
+  return is_snapshot;
 #endif
 }
 
