@@ -186,6 +186,22 @@ CHECK_OF_DOOR(out_of_memory) {
   settle();
 }
 
+#if STALLOC_TORCH_MINOR >= 12
+// PyTorch can refuse what exceeds the device's memory without asking for it. That message has no figures.
+CHECK_OF_DOOR(refused_unasked) {
+  const Tensor tensor(kMiB);
+  c10::CachingAllocator::setAllocatorSettings("throw_on_cudamalloc_oom:True");
+  std::string words;
+  try {
+    (void)allocator().allocate(std::size_t{5} << 30);
+  } catch (const c10::OutOfMemoryError& error) {
+    words = error.what_without_backtrace();
+  }
+  EXPECT(words.find("preemptively rejected") != std::string::npos && words.find("stalloc") == std::string::npos);
+  EXPECT(figures().num_ooms == 0);
+}
+#endif
+
 CHECK_OF_DOOR(refused_once) {
   Tensor held(1000 * kMiB);  // of 2 GiB
   bool refused = false;

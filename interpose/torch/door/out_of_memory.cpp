@@ -194,10 +194,12 @@ std::uint64_t DoorAllocator::idle_in_private_pools(int device) {
   return bytes;
 }
 
-// Extends the native allocator's message by the heap's figures, and replaces its own by those of both allocators.
+// Extends the native allocator's message by the heap's figures, and replaces its own by those of both allocators. A
+// message without figures stays as it is.
 std::string DoorAllocator::extend_error(int device, std::string text) {
   stalloc_door_memory memory{};
-  if (library_.memory_info(device, &memory) == 0) return text;
+  const bool has_figures = text.find(" is allocated by PyTorch") != std::string::npos;
+  if (!has_figures || library_.memory_info(device, &memory) == 0) return text;
   std::uint64_t live = 0;
   std::uint64_t reserved = 0;
   std::uint64_t heap_live = 0;
