@@ -137,6 +137,34 @@ CHECK_OF_DOOR(invalid_devices) {
   }
 }
 
+// PyTorch's allocator refuses calls before it is initialized, by the same words, or forgets them. `start` has left it
+// so.
+CHECK_OF_DOOR(before_initialization) {
+  const auto words_of = [](auto call, native::CUDAAllocator& of) {
+    try {
+      call(of);
+      return std::string();
+    } catch (const c10::Error& error) {
+      return std::string(error.what_without_backtrace());
+    }
+  };
+  const auto refuses_alike = [&](auto call) {
+    const std::string words = words_of(call, allocator());
+    return !words.empty() && words == words_of(call, early_allocator());
+  };
+  EXPECT(refuses_alike([](native::CUDAAllocator& of) { (void)of.allocate(100); }));
+  EXPECT(refuses_alike([](native::CUDAAllocator& of) { (void)of.raw_alloc(100); }));
+  EXPECT(refuses_alike([](native::CUDAAllocator& of) { (void)of.getDeviceStats(0); }));
+  EXPECT(refuses_alike([](native::CUDAAllocator& of) { (void)of.getMemoryFraction(0); }));
+  static bool told = false;
+  allocator().attachAllocatorTraceTracker([](const auto&) { told = true; });
+  keep_history([]() -> std::shared_ptr<c10::GatheredContext> { return nullptr; }, native::RecordContext::ALL);
+  start();
+  { const Tensor tensor(kMiB); }
+  EXPECT(!told && allocator().snapshot().device_traces.at(0).empty());
+  EXPECT(refuses_alike([](native::CUDAAllocator& of) { (void)of.getDeviceStats(2); }));
+}
+
 // A peak is that of both allocators together, not the sum of two peaks at different times.
 CHECK_OF_DOOR(peaks_of_both_allocators) {
   const c10::cuda::MempoolId_t pool{0, 77};

@@ -78,10 +78,13 @@ void report_to_gpu_trace(bool allocated, void* address) {
 
 // The native allocator may have been initialized before the door was put in front of it, in another thread even
 // meanwhile. Then nobody tells the door the number of devices.
-void DoorAllocator::require_device(int device) {
+bool DoorAllocator::count_and_find(int device) {
   if (devices_.load() == 0 && native_.initialized()) set_device_count(c10::cuda::device_count());
-  TORCH_CHECK(device >= 0 && device < devices_.load(), "Allocator not initialized for device ", device,
-              ": did you call init?");
+  return device >= 0 && device < devices_.load();
+}
+
+void DoorAllocator::refuse_device(int device) {
+  TORCH_CHECK(false, "Allocator not initialized for device ", device, ": did you call init?");
 }
 
 void DoorAllocator::open() { instance = this; }
@@ -135,6 +138,7 @@ void* DoorAllocator::allocate_uncached(int device, Allocate allocate) {
 
 void* DoorAllocator::serve(const Request& request) {
   const int device = request.device;
+  if (!has_device(device)) return native_.raw_alloc_with_stream(request.bytes, request.stream);  // throws
   DeviceState& state = state_of(device);
   if (state.postponed_count.load(std::memory_order_relaxed) != 0) (void)retry_postponed(device, kMostRefused);
   if (state.active_pools.load(std::memory_order_relaxed) != 0 && belongs_to_pool(state, request.stream)) {

@@ -131,13 +131,18 @@ class DoorAllocator final : public Forwarding {
   // The deleter of every tensor, whichever allocator served it, since PyTorch compares deleters.
   static void release(void* address);
 
-  // Throws c10::Error if there is no such device, as the native allocator does.
+  // Throws c10::Error if there is no such device.
   DeviceState& state_of(int device) {
-    if (device < 0 || device >= devices_.load(std::memory_order_relaxed)) [[unlikely]]
-      require_device(device);
+    if (!has_device(device)) [[unlikely]]
+      refuse_device(device);
     return states_[static_cast<std::size_t>(device)];
   }
-  void require_device(int device);
+  // Whether there is such a device, and the native allocator is initialized.
+  bool has_device(int device) {
+    return (device >= 0 && device < devices_.load(std::memory_order_relaxed)) || count_and_find(device);
+  }
+  bool count_and_find(int device);
+  [[noreturn]] static void refuse_device(int device);
 
   // allocator.cpp
   void set_device_count(int devices);

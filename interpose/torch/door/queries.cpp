@@ -9,6 +9,7 @@
 namespace stalloc::torch::door {
 
 DeviceStats DoorAllocator::getDeviceStats(c10::DeviceIndex device) {
+  if (!has_device(device)) return native_.getDeviceStats(device);  // throws
   DeviceState& state = state_of(device);
   const std::uint64_t reading = state.native_readings.fetch_add(1) + 1;
   DeviceStats stats = native_.getDeviceStats(device);
@@ -69,10 +70,13 @@ void DoorAllocator::annotate(const void* address, const std::string& metadata) {
   if (library_.device_of(address) < 0) annotate_native(address, metadata);
 }
 
-void DoorAllocator::configure_history(HistorySettings settings) { history_.configure(std::move(settings)); }
+// The native allocator forgets what it is told of the history, and its trackers, before it is initialized.
+void DoorAllocator::configure_history(HistorySettings settings) {
+  if (native_.initialized()) history_.configure(std::move(settings));
+}
 
 void DoorAllocator::attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker) {
-  history_.add_tracker(tracker);
+  if (native_.initialized()) history_.add_tracker(tracker);
   native_.attachAllocatorTraceTracker(std::move(tracker));
 }
 
