@@ -69,7 +69,7 @@ Recorder::Recorder(const Options& options, trace::Device (*describe)(int device)
 }
 
 void Recorder::record(const TracedCall& call) noexcept {
-  if (stopped_.load(std::memory_order_relaxed) || mark_.in_copy()) return;
+  if (stopped_.load(std::memory_order_relaxed)) return;
   try {
     append_event(call);
   } catch (const std::exception& error) {
@@ -119,7 +119,7 @@ std::uint32_t Recorder::stream_ordinal(const StreamKey& stream) {
 }
 
 void Recorder::stream_destroyed(CUstream stream) noexcept {
-  if (stopped_.load(std::memory_order_relaxed) || mark_.in_copy()) return;
+  if (stopped_.load(std::memory_order_relaxed)) return;
   const std::lock_guard lock(mutex_);
   streams_.erase(StreamKey{stream, 0});
 }
@@ -154,8 +154,16 @@ void Recorder::add_unwritten(std::vector<std::uint8_t> chunk) {
   }
 }
 
+// Whether this is a child without exec of the process that records. Children of fork do not get here, since the library
+// is off in them, but those of _Fork, clone and vfork do.
+bool Recorder::is_copy() const noexcept { return process_.pid != static_cast<std::uint32_t>(::getpid()); }
+
 // Writes what is not yet written. What cannot be written now is kept, unless `last`.
 bool Recorder::write(bool last) {
+  if (is_copy()) {
+    stopped_.store(true);
+    return false;
+  }
   const bool is_first = output_.bytes() == 0;
   const std::string error = output_.append(unwritten_);
   if (error.empty()) {
@@ -200,7 +208,7 @@ void Recorder::stop(std::string_view why) noexcept {
 }
 
 void Recorder::close() noexcept {
-  if (mark_.in_copy()) return;
+  if (is_copy()) return;
   // At exit another thread may never release the lock.
   const std::unique_lock<std::mutex> lock = lock_with_timeout(mutex_);
   if (!lock.owns_lock() || stopped_.load() || (sequence_ == 0 && events_.empty())) return;

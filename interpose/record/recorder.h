@@ -10,7 +10,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "interpose/base/copy_mark.h"
 #include "interpose/base/options.h"
 #include "interpose/base/stream_key.h"
 #include "interpose/record/interning.h"
@@ -43,15 +42,15 @@ class Recorder {
   // or of room on the disk, are kept in memory and written with the next one. Recording stops with one warning when
   // more than kMostUnwrittenBytes would have to be kept, when any other failure occurs, and when the file reaches its
   // largest size; the trace up to there can be planned. Record allocations after the original function has returned,
-  // and frees before it is called, so that no address is live twice in the trace. In a child that has its parent's
-  // recorder, no function does anything, nor waits: the file is the parent's, and so was the lock.
+  // and frees before it is called, so that no address is live twice in the trace.
   void record(const TracedCall& call) noexcept;
 
   // Call this before the stream is destroyed, since a new stream may get its handle. Thread-safe.
   void stream_destroyed(CUstream stream) noexcept;
 
   // Writes the events in memory and the closing chunk. Nothing is recorded afterwards. If another thread keeps the
-  // recorder's lock for a second, the trace stays as it is, without a closing chunk. Thread-safe.
+  // recorder's lock for a second, the trace stays as it is, without a closing chunk. Does nothing in a child that has
+  // its parent's recorder: the file is the parent's. Thread-safe.
   void close() noexcept;
 
  private:
@@ -67,6 +66,7 @@ class Recorder {
   void add_unwritten(std::vector<std::uint8_t> chunk);
   bool write(bool last);  // false: recording has stopped
   void log_beginning() const;
+  [[nodiscard]] bool is_copy() const noexcept;
   [[nodiscard]] bool fits(std::size_t bytes, bool last) const;
   void close_full_trace();
   void stop(std::string_view why) noexcept;
@@ -80,7 +80,6 @@ class Recorder {
   trace::Device (*const describe_)(int device);
   trace::Process process_;  // not changed after the constructor
 
-  const CopyMark mark_;
   std::atomic<bool> stopped_{false};
   std::mutex mutex_;  // guards all members below
   TraceOutput output_;

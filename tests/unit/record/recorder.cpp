@@ -330,24 +330,3 @@ TEST_CASE("closing does not wait for good for a thread that is stuck in an event
   recorder.close();
   CHECK(stalloc::trace::read_trace(settings.trace).value.events.size() == 1);
 }
-
-TEST_CASE("a child whose parent was in the middle of an event does not wait for it") {
-  const Folder folder;
-  Settings settings(folder.path() / "trace.fb");
-  settings.options.stacks = false;  // see "threads lose no event"
-  Recorder recorder(settings.options, describe_slowly);
-  describing = 0;
-  may_describe = false;
-  std::thread stuck([&recorder] { recorder.record(alloc(1 << 20, 512)); });
-  while (describing == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  CHECK(holds_in_child([&recorder] {
-    recorder.record(alloc(2 << 20, 512));
-    recorder.stream_destroyed(stream_handle(0x5000));
-    recorder.close();
-    return true;
-  }));
-  may_describe = true;
-  stuck.join();
-  recorder.close();
-  CHECK(stalloc::trace::read_trace(settings.trace).value.events.size() == 1);
-}
