@@ -11,11 +11,10 @@
 namespace stalloc::plan {
 namespace {
 
-// A change of a range is looked up in the spaces of all streams. Where a space does not have the range, this takes
-// about 12 ns, a quarter of the time in which a range is examined. A sixteenth is counted, so that programs with fewer
-// streams than this are planned as if these cost nothing, and the calls of those with very many still end in time: the
-// longest one takes 0.19 s for 4,000 streams instead of 0.36 s, and 0.38 s for a single stream
-// (tests/bench/step_streams.cpp).
+// A change of a range is looked up in the spaces of all streams. A look-up takes less time than to examine a range, and
+// counts as a sixteenth of it, so that programs with fewer streams than this are planned as if it cost nothing. With
+// very many streams, the longest call still takes no longer than with a single one
+// (docs/benchmarks/planner/step_streams.txt).
 constexpr std::size_t kSpacesPerExamined = 16;
 
 // Examines at most `count` ranges, and returns the first part between multiples of `step` that has `bytes`.

@@ -203,25 +203,29 @@ def in_steady_steps(report, name):
 
 
 def physical_to(name, report):
-    """The ratio of the peak of what stalloc held to another of its figures."""
+    """The ratio of the peak of what stalloc held to another of its figures; None without stalloc."""
     last = (report.get("figures") or [{}])[-1]
-    return f"{last['physical_peak'] / last[name]:.4f}" if last.get(name) else ""
+    return last["physical_peak"] / last[name] if last.get(name) else None
 
 
-def ratio(report, first):
-    """The median, over the steps behind the warm-up, of the time of a step to that of `first` in the same turn."""
+def step_ratios(report, first):
+    """The times of the steps behind the warm-up to those of `first` in the same turns."""
     warmup = report["options"]["warmup"]
-    return bench_train.median([one / other for one, other in zip(report["step_ms"][warmup:], first["step_ms"][warmup:])])
+    return [one / other for one, other in zip(report["step_ms"][warmup:], first["step_ms"][warmup:])]
+
+
+def number(value):
+    return "" if value is None else f"{value:.4f}"
 
 
 def row(job, report, first):
     live, held = (report.get(name, 0) for name in ("max_memory_allocated", "max_memory_reserved"))
     mapping, waits = (in_steady_steps(report, name) for name in ("mapping_calls_after_start", "waits"))
     cells = [job.kind, bench_train.TITLES[job.variant], report["rank"], f"{live / bench_train.GIB:.3f}",
-             f"{held / bench_train.GIB:.3f}", f"{held / live:.4f}" if live else "", physical_to("served_live_peak", report),
-             physical_to("served_in_use_peak", report),
+             f"{held / bench_train.GIB:.3f}", f"{held / live:.4f}" if live else "",
+             number(physical_to("served_live_peak", report)), number(physical_to("served_in_use_peak", report)),
              f"{report['median_step_ms']:.1f}"]
-    cells.append("alone" if job.variant == "record" else f"{ratio(report, first):.4f}")
+    cells.append("alone" if job.variant == "record" else number(bench_train.median(step_ratios(report, first))))
     cells += ["" if figure is None else figure for figure in (mapping, waits)]
     cells.append("identical" if report["losses_hex"] == first["losses_hex"] else "different")
     return "| " + " | ".join(map(str, cells)) + " |"

@@ -21,6 +21,7 @@ import pathlib
 import statistics
 import sys
 
+import bench_parallel
 import bench_train
 
 LAST_STEPS = 8
@@ -33,20 +34,9 @@ def read(folder):
     return [json.loads(line) for line in text.splitlines()]
 
 
-def step_ratios(reports, firsts):
-    """For each rank, the times of the steps behind the warm-up to those of the first allocator."""
-    return [[one / other for one, other in zip(report["step_ms"], first["step_ms"])][report["options"]["warmup"]:]
-            for report, first in zip(reports, firsts)]
-
-
 def worst(values):
-    present = [value for value in values if value is not None]
-    return f"{max(present):.4f}" if present else ""
-
-
-def physical_to_in_use(report):
-    last = (report.get("figures") or [{}])[-1]
-    return last["physical_peak"] / last["served_in_use_peak"] if last.get("served_in_use_peak") else None
+    """The largest of the ranks' values, as text; nothing where there are none."""
+    return bench_parallel.number(max((value for value in values if value is not None), default=None))
 
 
 def mapping_calls(report):
@@ -64,14 +54,13 @@ def row(run, result, firsts):
     if isinstance(reports, str):
         return [run, title, reports] + [""] * 5
     cells = [run, title, worst(report["max_memory_reserved"] / report["max_memory_allocated"] for report in reports),
-             worst(map(physical_to_in_use, reports))]
+             worst(bench_parallel.physical_to("served_in_use_peak", report) for report in reports)]
     if result["variant"] == "record":
         cells += ["alone", "alone"]
     else:
-        ratios = max(step_ratios(reports, firsts), key=statistics.median)
-        low, middle, high = statistics.quantiles(ratios)
-        half = max(statistics.median(rank[len(rank) // 2:]) for rank in step_ratios(reports, firsts))
-        cells += [f"{middle:.4f} ({low:.3f} to {high:.3f})", f"{half:.4f}"]
+        ratios = list(map(bench_parallel.step_ratios, reports, firsts))  # of each rank
+        low, middle, high = statistics.quantiles(max(ratios, key=statistics.median))
+        cells += [f"{middle:.4f} ({low:.3f} to {high:.3f})", worst(statistics.median(each[len(each) // 2:]) for each in ratios)]
     calls = [count for count in map(mapping_calls, reports) if count is not None]
     cells.append(f"{max(calls):.0f}" if calls else "")
     same = all(report["losses_hex"] == first["losses_hex"] for report, first in zip(reports, firsts))
@@ -81,7 +70,7 @@ def row(run, result, firsts):
 def options_of(run, reports):
     """The run's name and what its steps consist of."""
     options = reports[0]["options"]
-    return (f"{run}: {options['accumulate']}×{options['batch']}×{options['seq']} tokens, {options['steps']} steps")
+    return f"{run}: {options['accumulate']}×{options['batch']}×{options['seq']} tokens, {options['steps']} steps"
 
 
 def table(folder):
