@@ -14,9 +14,9 @@
 
 namespace stalloc {
 
-// Only `synchronize_memory_operations` and `create_stream` change anything. If the driver cannot answer, because it is
-// not loaded, lacks the function or refuses, the documented default is returned. Thread-safe; only `describe_device`
-// throws.
+// Only `synchronize_memory_operations`, `create_stream` and `record_context` change anything. If the driver cannot
+// answer, because it is not loaded, lacks the function or refuses, the documented default is returned. Thread-safe;
+// only `describe_device` throws.
 class Cuda {
  public:
   // Uses the driver functions that `find` returns.
@@ -96,6 +96,9 @@ class Cuda {
   // Creates a stream of the current context that does not synchronize with the legacy stream. Works also during
   // captures.
   CUresult create_stream(CUstream* stream) const noexcept;
+  // Records an event of `context` behind all work of that context, also that of streams that were destroyed (seen on an
+  // H200, driver 580). Breaks every capture in the context. CUDA_ERROR_NOT_SUPPORTED before CUDA 12.5.
+  CUresult record_context(CUevent event, CUcontext context) const noexcept { return cuCtxRecordEvent_(context, event); }
   // The driver's own answer, which for mapped memory is about the whole handle.
   [[nodiscard]] CUresult pointer_attribute(void* data, CUpointer_attribute attribute, CUdeviceptr at) const noexcept {
     return cuPointerGetAttribute_(data, attribute, at);

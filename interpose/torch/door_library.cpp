@@ -95,17 +95,23 @@ CUresult find_context(serve::Driver& driver, const stalloc_door_stream& stream, 
   return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-// Sets `joined` to a stream that waits for the work of all of `streams`. Pre: the context of `heap` is current.
+// Sets `joined` to a stream that waits for the work of all of `streams`; of one that was destroyed, for all work of its
+// device. Pre: the context of `heap` is current.
 CUresult join(Heaps& heaps, const serve::Heap& heap, std::span<const stalloc_door_stream> streams,
               CUstream* joined) noexcept {
   try {
     std::vector<StreamInContext> used;
     for (const stalloc_door_stream& each : streams) {
       CUcontext context = nullptr;
+      CUstream stream = key_of(each.stream).handle;
       // Also asked for streams of this device: if one was destroyed, the join stream may get its handle.
-      if (const CUresult result = find_context(heaps.driver(), each, &context); result != CUDA_SUCCESS) return result;
+      if (find_context(heaps.driver(), each, &context) != CUDA_SUCCESS) {
+        stream = nullptr;
+        const CUresult result = find_context(heaps.driver(), {nullptr, each.device}, &context);
+        if (result != CUDA_SUCCESS) return result;
+      }
       if (each.device == heap.device()) context = heap.context();
-      if (context != nullptr) used.push_back({key_of(each.stream).handle, context});
+      if (context != nullptr) used.push_back({stream, context});
     }
     return join_streams_of(heap.device()).join(heaps.driver(), used, joined);
   } catch (const std::bad_alloc&) {
@@ -113,55 +119,58 @@ CUresult join(Heaps& heaps, const serve::Heap& heap, std::span<const stalloc_doo
   }
 }
 
-// Waits for all work of every context in which one of `streams` may have work; of a stream that was destroyed, this is
-// the primary context of its device. False if a context cannot be waited for.
+// Waits for all work that `streams` may have been given: that of their contexts, and also that of their devices'
+// primary contexts, since the handle of a stream that was destroyed may have become another stream's. False if a
+// context cannot be waited for.
 bool synchronize_contexts_of(serve::Driver& driver, std::span<const stalloc_door_stream> streams) noexcept {
-  return std::all_of(streams.begin(), streams.end(), [&](const stalloc_door_stream& used) {
-    CUcontext context = nullptr;
-    const bool found = find_context(driver, used, &context) == CUDA_SUCCESS ||
-                       find_context(driver, {nullptr, used.device}, &context) == CUDA_SUCCESS;
-    if (!found) return false;
+  const auto synchronize = [&](CUcontext context) {
     if (context == nullptr) return true;
     const serve::ContextScope scope(driver, context);
     return scope.ok() && driver.synchronize_context() == CUDA_SUCCESS;
+  };
+  return std::all_of(streams.begin(), streams.end(), [&](const stalloc_door_stream& used) {
+    CUcontext primary = nullptr;
+    CUcontext own = nullptr;
+    if (find_context(driver, {nullptr, used.device}, &primary) != CUDA_SUCCESS) return false;
+    if (find_context(driver, used, &own) != CUDA_SUCCESS) own = nullptr;
+    return synchronize(primary) && (own == primary || synchronize(own));
   });
 }
 
-// Frees a block whose stream was destroyed. All work of that stream is known to be complete only when all work of the
-// device is. Pre: the heap's context is current.
-Result free_of_destroyed_stream(serve::Heap& heap, void* address) noexcept {
-  if (Session::captures().may_be_active()) return STALLOC_DOOR_LATER;
-  Heaps* heaps = Session::known_active_heaps();
-  // If the device has failed, the memory is never reused.
-  if (heaps == nullptr || heaps->driver().synchronize_context() != CUDA_SUCCESS) return STALLOC_DOOR_DONE;
+// Frees a block once the work of all `streams` is complete. The free is recorded in the trace then
+// (HeapOptions::on_free_complete), but without an `owner` it is not recorded. Pre: the heap's context is current.
+Result free_when_complete(Heaps& heaps, serve::Heap& heap, void* address, std::span<const stalloc_door_stream> streams,
+                          std::optional<StreamKey> owner) noexcept {
+  CUstream joined = nullptr;
+  CUresult result = join(heaps, heap, streams, &joined);
+  if (result == CUDA_SUCCESS) result = heap.free_when_complete(as_address(address), key_of(joined), owner);
+  if (result == CUDA_SUCCESS) return STALLOC_DOOR_DONE;
+  if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || Session::captures().may_be_active()) return STALLOC_DOOR_LATER;
+  // For example, a stream was destroyed, and the driver is older than CUDA 12.5. If the work cannot be waited for
+  // either, the memory is never reused.
+  if (!synchronize_contexts_of(heaps.driver(), streams)) return STALLOC_DOOR_DONE;
+  if (owner) record(EventKind::FreeAsync, heap.device(), 0, nullptr, nullptr, address);
   heap.free_async(as_address(address), key_of(nullptr), /*context_is_current=*/true);
   return STALLOC_DOOR_DONE;
-}
-
-// Frees a block after the work of both streams where the heap cannot tell the two apart (Heap::free_with_user). Pre:
-// the heap's context is current.
-CUresult free_on_joined(serve::Heap& heap, void* address, int device, void* stream, void* current) noexcept {
-  Heaps* heaps = Session::known_active_heaps();
-  if (heaps == nullptr) return CUDA_SUCCESS;  // the memory is freed with the process
-  const std::array<stalloc_door_stream, 2> both{{{stream, device}, {current, device}}};
-  CUstream joined = nullptr;
-  if (const CUresult result = join(*heaps, heap, both, &joined); result != CUDA_SUCCESS) return result;
-  return heap.free_async(as_address(address), key_of(joined), /*context_is_current=*/true);
 }
 
 // Pre: the heap's context is current.
 Result free_in_context(serve::Heap& heap, void* address, int device, void* stream, void* current) noexcept {
   record(EventKind::FreeAsync, device, 0, stream, nullptr, address);
-  CUresult result = stream == current
-                        ? heap.free_async(as_address(address), key_of(stream), /*context_is_current=*/true)
-                        : heap.free_with_user(as_address(address), key_of(stream), key_of(current));
-  if (result == CUDA_ERROR_NOT_SUPPORTED) result = free_on_joined(heap, address, device, stream, current);
+  const CUresult result = stream == current
+                              ? heap.free_async(as_address(address), key_of(stream), /*context_is_current=*/true)
+                              : heap.free_with_user(as_address(address), key_of(stream), key_of(current));
   if (result == CUDA_SUCCESS) return STALLOC_DOOR_DONE;
   if (result == CUDA_ERROR_INVALID_VALUE) {
     // Either a capture has just begun, or the heap is closed and has given everything back.
     return is_blocked_by_capture(stream) ? STALLOC_DOOR_LATER : STALLOC_DOOR_DONE;
   }
-  return free_of_destroyed_stream(heap, address);
+  // For example, the stream was destroyed, or the heap cannot tell the two apart (Heap::free_with_user). The free has
+  // been recorded above.
+  Heaps* heaps = Session::known_active_heaps();
+  if (heaps == nullptr) return STALLOC_DOOR_DONE;  // the memory is freed with the process
+  const std::array<stalloc_door_stream, 2> both{{{stream, device}, {current, device}}};
+  return free_when_complete(*heaps, heap, address, both, std::nullopt);
 }
 
 Result free(void* address, int device, void* stream, void* current) {
@@ -186,21 +195,7 @@ Result free_after(void* address, int device, const stalloc_door_stream* streams,
   if (static_cast<std::size_t>(device) >= kDevices) return STALLOC_DOOR_DECLINED;
   const serve::ContextScope scope(heaps->driver(), heap->context());
   if (!scope.ok()) return STALLOC_DOOR_DONE;
-  CUstream joined = nullptr;
-  const CUresult result = join(*heaps, *heap, {streams, count}, &joined);
-  if (result == CUDA_SUCCESS) {
-    // The session records the free in the trace once the work is complete (HeapOptions::on_free_complete).
-    const CUresult freed = heap->free_when_complete(as_address(address), key_of(joined), key_of(streams[0].stream));
-    if (freed == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) return STALLOC_DOOR_LATER;  // a capture has just begun
-    // No event can be created for the free: it is ordered by streams instead.
-    if (freed != CUDA_SUCCESS) return free_in_context(*heap, address, device, joined, joined);
-    return STALLOC_DOOR_DONE;
-  }
-  if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || Session::captures().may_be_active()) return STALLOC_DOOR_LATER;
-  // For example, one of the streams was destroyed: its work is known to be complete only when all of its context's is.
-  // If that cannot be waited for, the memory is never reused.
-  if (!synchronize_contexts_of(heaps->driver(), {streams, count})) return STALLOC_DOOR_DONE;
-  return free_in_context(*heap, address, device, nullptr, nullptr);
+  return free_when_complete(*heaps, *heap, address, {streams, count}, key_of(streams[0].stream));
 }
 
 int device_of(const void* address) {

@@ -10,6 +10,13 @@
 namespace stalloc::torch {
 namespace {
 
+// Records an event behind all work of its context. During a capture, which this would break, nothing is recorded.
+CUresult record_context(CUevent event, CUcontext context) noexcept {
+  const serve::CaptureGate::WorkLock work(Session::captures().gate());
+  if (Session::captures().may_be_active()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  return Session::cuda().record_context(event, context);
+}
+
 // Makes `waiter`, a stream of the current context, wait for the work that `stream` was given so far.
 CUresult add_wait(serve::Driver& driver, CUstream waiter, const StreamInContext& stream) noexcept {
   CUevent event = nullptr;
@@ -19,7 +26,8 @@ CUresult add_wait(serve::Driver& driver, CUstream waiter, const StreamInContext&
     if (!scope.ok()) return CUDA_ERROR_INVALID_CONTEXT;
     result = driver.create_event(&event);
     if (result != CUDA_SUCCESS) return result;
-    result = driver.record_event(event, stream.stream);
+    result =
+        stream.stream == nullptr ? record_context(event, stream.context) : driver.record_event(event, stream.stream);
   }
   if (result == CUDA_SUCCESS) result = driver.wait_event(waiter, event);
   driver.destroy_event(event);  // CUDA keeps it until the waits on it are over
@@ -47,6 +55,13 @@ CUresult JoinStreams::join(serve::Driver& driver, std::span<const StreamInContex
     entry.used_at = ++clock_;
     if (entry.joined == nullptr) {
       if (const CUresult result = Session::cuda().create_stream(&entry.joined); result != CUDA_SUCCESS) return result;
+    }
+    // The handle may have been that of a stream that was destroyed, on which blocks are freed later. So the work that
+    // this stream had is waited for, too, if the driver can.
+    if (!entry.is_behind_old_work) {
+      const CUresult result = add_wait(driver, entry.joined, {nullptr, Session::cuda().current_context()});
+      if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_SUPPORTED) return result;
+      entry.is_behind_old_work = true;
     }
     for (const StreamInContext& stream : entry.streams) {
       if (const CUresult result = add_wait(driver, entry.joined, stream); result != CUDA_SUCCESS) return result;

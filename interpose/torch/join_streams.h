@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Streams of the library, each of which joins several streams of the program: it waits for their work. A block that
-// several streams used is freed on one of these, so that no stream of the program has to wait for another.
+// several streams used is free once such a stream has finished, so that no stream of the program has to wait for
+// another.
 #pragma once
 
 #include <cuda.h>
@@ -17,7 +18,7 @@
 namespace stalloc::torch {
 
 struct StreamInContext {
-  CUstream stream = nullptr;  // the legacy default stream as CU_STREAM_LEGACY
+  CUstream stream = nullptr;  // the legacy default stream as CU_STREAM_LEGACY; null: all work of the context
   CUcontext context = nullptr;
   friend auto operator<=>(const StreamInContext&, const StreamInContext&) = default;
 };
@@ -29,14 +30,16 @@ class JoinStreams {
   // with the same set of streams get the same join stream, so that a slow stream delays only frees of blocks that it
   // used; this holds as long as there are at most kMaxStreams different sets.
   //
-  // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: one of the streams is being captured. Any other error is the driver's. After
-  // an error, a join stream may wait for more than it had to, which delays frees but is correct.
+  // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: one of the streams is being captured, or any is where all work of a context
+  // is to be waited for. CUDA_ERROR_NOT_SUPPORTED: the driver cannot wait for that. Any other error is the driver's.
+  // After an error, a join stream may wait for more than it had to, which delays frees but is correct.
   CUresult join(serve::Driver& driver, std::span<const StreamInContext> streams, CUstream* joined) noexcept;
 
  private:
   struct Entry {
     std::vector<StreamInContext> streams;  // sorted
     CUstream joined = nullptr;
+    bool is_behind_old_work = false;
     std::size_t used_at = 0;
   };
   static constexpr std::size_t kMaxStreams = 8;

@@ -11,6 +11,7 @@ MODE  native      PyTorch's own allocator, without the library: the checks must 
       plan        through the door, with a plan made from the same program's trace
       expandable  like dynamic, with expandable_segments:True set by the user
       linked      like dynamic, with a library that is named by a link in another folder
+      older       like dynamic, with a driver older than CUDA 12.5
 """
 import argparse
 import json
@@ -37,7 +38,8 @@ REPEATS = "record_stream"  # makes the same requests again and again, so a plan 
 SETTINGS = {"native": {}, "async": {"STALLOC_MODE": "dynamic", "STALLOC_TORCH": "async"},
             "dynamic": {"STALLOC_MODE": "dynamic"}, "record": {"STALLOC_MODE": "trace"}, "plan": {},
             "expandable": {"STALLOC_MODE": "dynamic", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
-            "linked": {"STALLOC_MODE": "dynamic"}}
+            "linked": {"STALLOC_MODE": "dynamic"},
+            "older": {"STALLOC_MODE": "dynamic", "SIMCUDA_CONTEXT_EVENTS": "0"}}
 
 
 class Runner:

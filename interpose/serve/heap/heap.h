@@ -122,9 +122,9 @@ class Heap {
   CUresult free_with_user(CUdeviceptr address, StreamKey stream, StreamKey user) noexcept;
   // Frees a range once the work given to `stream` so far is complete. No other stream is made to wait for `stream`
   // because of these bytes. `owner` is the stream that the range was served for: the bytes are offered to it first, and
-  // HeapOptions::on_free_complete receives it. Returns what `free_async` returns, or the driver's error if no event can
-  // be recorded on `stream`; the range then stays live.
-  CUresult free_when_complete(CUdeviceptr address, StreamKey stream, StreamKey owner) noexcept;
+  // HeapOptions::on_free_complete receives it; without an owner that is not called. Returns what `free_async` returns,
+  // or the driver's error if no event can be recorded on `stream`; the range then stays live.
+  CUresult free_when_complete(CUdeviceptr address, StreamKey stream, std::optional<StreamKey> owner) noexcept;
   // Waits on the host until all frees that are pending now are complete: those of `free_when_complete`, and those on
   // streams of other contexts. Also returns when the device has failed. Other threads can use the heap meanwhile.
   // Returns whether any free completed. Pre: no stream is being captured.

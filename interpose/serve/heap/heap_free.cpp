@@ -122,7 +122,7 @@ CUresult Heap::free_with_user(CUdeviceptr address, StreamKey stream, StreamKey u
   return CUDA_SUCCESS;
 }
 
-CUresult Heap::free_when_complete(CUdeviceptr address, StreamKey stream, StreamKey owner) noexcept {
+CUresult Heap::free_when_complete(CUdeviceptr address, StreamKey stream, std::optional<StreamKey> owner) noexcept {
   std::unique_lock lock(mutex_);
   return free_after_event(std::move(lock), address, stream, owner);
 }

@@ -39,6 +39,7 @@ void read(Config& to) {
   to.device_bytes = number("SIMCUDA_DEVICE_BYTES", to.device_bytes);
   to.seed = number("SIMCUDA_SEED", 1);
   to.slow_map_us = number("SIMCUDA_SLOW_MAP_US", 0);
+  to.context_events = number("SIMCUDA_CONTEXT_EVENTS", 1) != 0;
   to.strict_streams = number("SIMCUDA_STRICT_STREAMS", 0) != 0;
   to.delay_us = number("SIMCUDA_DELAY_US", 0);
   to.delay_every = std::max<std::uint64_t>(number("SIMCUDA_DELAY_EVERY", 1), 1);

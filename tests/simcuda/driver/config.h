@@ -19,6 +19,7 @@ struct Config {
   std::uint64_t seed = 1;
   std::uint64_t slow_map_us = 0;
   bool strict_streams = false;
+  bool context_events = true;
   std::atomic<std::uint64_t> delay_us{0};
   std::atomic<std::uint64_t> delay_every{1};
 };

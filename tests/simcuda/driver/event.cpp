@@ -2,7 +2,10 @@
 #include "tests/simcuda/driver/event.h"
 
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
+#include "tests/simcuda/driver/config.h"
 #include "tests/simcuda/driver/pool.h"
 #include "tests/simcuda/driver/stream.h"
 
@@ -49,6 +52,17 @@ CUresult find_time(Event& event, Event::Clock::rep* time) {
   if (!event.timed || !event.recorded) return CUDA_ERROR_INVALID_HANDLE;
   *time = *event.stamp;
   return *time == 0 ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+}
+
+// Notes a record that was submitted as `point`, or in the capture of a stream with that frontier.
+void note_record(Event& event, Point point, std::shared_ptr<Capture> capture, Frontier frontier,
+                 std::shared_ptr<std::atomic<Event::Clock::rep>> stamp) {
+  const std::scoped_lock lock(event.mutex);
+  event.recorded = true;
+  event.point = std::move(point);
+  event.capture = std::move(capture);
+  event.frontier = std::move(frontier);
+  event.stamp = std::move(stamp);
 }
 
 // CU_EVENT_WAIT_EXTERNAL, in captures only: a node that at each launch waits for the last record of that time. Pre:
@@ -115,13 +129,33 @@ CUresult event_record(CUevent handle, CUstream stream_handle) {
         *stream, [stamp] { *stamp = Event::Clock::now().time_since_epoch().count(); }, {}, &point, true);
     if (result != CUDA_SUCCESS) return result;
   }
-  const std::scoped_lock lock(event->mutex);
-  event->recorded = true;
-  event->point = std::move(point);
-  event->capture = std::move(capture);
-  event->frontier = stream->frontier;
-  event->stamp = std::move(stamp);
+  note_record(*event, std::move(point), std::move(capture), stream->frontier, std::move(stamp));
   return CUDA_SUCCESS;
+}
+
+// The work of destroyed streams counts, too (H200, driver 580). The record runs on a stream of its own, which ends
+// with it.
+CUresult context_record_event(CUcontext context_handle, CUevent handle) {
+  if (const CUresult result = check_initialized()) return result;
+  if (!config().context_events) return CUDA_ERROR_NOT_SUPPORTED;
+  Context* const context = find_context(context_handle);
+  if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (const CUresult result = check_active(*context)) return result;
+  const std::shared_ptr<Event> event = find_event(handle);
+  if (event == nullptr || &root_of(*event->context) != &root_of(*context)) return CUDA_ERROR_INVALID_HANDLE;
+  if (const CUresult result = check_event(*event)) return result;
+  if (const CUresult result = check_no_capture(*context)) return result;
+  std::vector<Point> work = pending(*context);
+  auto stamp = std::make_shared<std::atomic<Event::Clock::rep>>(0);
+  const std::scoped_lock streams(stream_mutex());
+  const std::shared_ptr<Stream> stream = make_stream(*context, CU_STREAM_NON_BLOCKING, 0);
+  Point point;
+  const CUresult result = submit_locked(
+      *stream, [stamp] { *stamp = Event::Clock::now().time_since_epoch().count(); }, std::move(work), &point, true);
+  stream->timeline->close();
+  stream->closed = true;
+  if (result == CUDA_SUCCESS) note_record(*event, std::move(point), nullptr, {}, std::move(stamp));
+  return result;
 }
 
 // CU_EVENT_RECORD_EXTERNAL, in captures only: a node that records the event at each launch.

@@ -152,6 +152,7 @@ SIMCUDA_STREAM(event_record_flags, "cuEventRecordWithFlags", "cuEventRecordWithF
 SIMCUDA_PLAIN(event_query, "cuEventQuery", "cuEventQuery", 2000, (CUevent event))
 SIMCUDA_PLAIN(event_synchronize, "cuEventSynchronize", "cuEventSynchronize", 2000, (CUevent event))
 SIMCUDA_PLAIN(event_elapsed, "cuEventElapsedTime", "cuEventElapsedTime", 2000, (float* milliseconds, CUevent start, CUevent end))
+SIMCUDA_PLAIN(context_record_event, "cuCtxRecordEvent", "cuCtxRecordEvent", 12050, (CUcontext context, CUevent event))
 SIMCUDA_PLAIN(event_elapsed_v2, "cuEventElapsedTime", "cuEventElapsedTime_v2", 12080, (float* milliseconds, CUevent start, CUevent end))
 
 SIMCUDA_PLAIN(copy_any, "cuMemcpy", "cuMemcpy", 4000, (CUdeviceptr to, CUdeviceptr from, size_t bytes))
