@@ -27,7 +27,8 @@ struct Growth {
 // The cost of mapping follows the number of handles. Memory is lost in partly used handles, whose number hardly depends
 // on how much is held, so the size of new handles follows what is held. It also follows the request, since few large
 // requests are live at the same time, and a program may request a large part of the device only to find out how much is
-// available. The remainder is made of smaller handles.
+// available. Sizes are powers of two, and the remainder is made of smaller handles: what is left of a handle beside one
+// request is then more often what another one needs.
 //
 // Where mapping has exceeded its budget, handles are larger, up to a share of what was held. Where the device is nearly
 // full, lost memory limits what a program can do, so handles are small there, except for large requests. This does not
