@@ -8,7 +8,7 @@ FOLDER has a folder for each run, with the results.jsonl that bench_parallel.py 
 has a row for each run and allocator, with the worse rank's figures:
   held / live         what the allocator held of the card at its peak, to what was live at its peak, as PyTorch counts
   physical / in use   the same as stalloc counts it, to what was in use: also what was freed while other streams used it
-  step                the time of a step to that of the first allocator in the same turn: the median and the quartiles of
+  step                the time of a step to that of the first allocator that ran, in the same turn: the median and the quartiles of
                       all steps behind the warm-up, and the median of the last half of the steps
   mapping calls       in each of the last eight steps, on average
   losses              whether they are the first allocator's to the last bit
@@ -78,7 +78,7 @@ def table(folder):
              "|---" * 8 + "|"]
     for path in sorted(path for path in folder.iterdir() if path.is_dir()):
         results = read(path)
-        firsts = results[0]["reports"]
+        firsts = next(result["reports"] for result in results if not isinstance(result["reports"], str))
         for number, result in enumerate(results):
             lines.append("| " + " | ".join(row("" if number else options_of(path.name, firsts), result, firsts)) + " |")
     return "\n".join(lines) + "\n"

@@ -212,8 +212,9 @@ class Parallel(unittest.TestCase):
             "|  | stalloc, without a plan | 1.2500 | 1.2500 | 1.1500 (1.025 to 1.425) | 1.3500 | 2 | identical |"])
 
     def test_committed_tables_are_of_the_committed_results(self):
-        folder = pathlib.Path(__file__).resolve().parents[2] / "docs/benchmarks/parallel/two-cards"
-        self.assertEqual(parallel_tables.table(folder), (folder / "tables.md").read_text(encoding="utf-8"))
+        for name in ("two-cards", "four-cards"):
+            folder = pathlib.Path(__file__).resolve().parents[2] / "docs/benchmarks/parallel" / name
+            self.assertEqual(parallel_tables.table(folder), (folder / "tables.md").read_text(encoding="utf-8"), name)
 
     def test_largest_batch_is_beside_one_that_does_not_fit(self):
         class Known(largest_batch.Search):

@@ -161,6 +161,31 @@ def record_stream_does_not_stall(torch):
 
 
 @check
+def freed_after_its_stream(torch):
+    """A tensor may outlive a stream that the program has created itself: its free makes nobody wait, and nobody gets its
+    memory before the stream's work is done."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    torch.full((8 * MIB,), 200, dtype=torch.uint8, device="cuda").eq(0).sum()  # loads the kernels first
+    torch.cuda.synchronize()
+    handle = ctypes.c_void_p()
+    assert driver.cuStreamCreate(ctypes.byref(handle), 1) == 0  # CU_STREAM_NON_BLOCKING
+    with torch.cuda.stream(torch.cuda.ExternalStream(handle.value)):
+        tensor = torch.full((8 * MIB,), 100, dtype=torch.uint8, device="cuda")
+        torch.cuda._sleep(2_000_000_000)  # about a second
+        right = (tensor == 100).sum()
+    assert driver.cuStreamDestroy_v2(handle) == 0
+    started = time.perf_counter()
+    del tensor
+    others = [torch.full((8 * MIB,), 200, dtype=torch.uint8, device="cuda") for _ in range(20)]
+    torch.cuda.current_stream().synchronize()
+    spent = time.perf_counter() - started
+    torch.cuda.synchronize()
+    assert spent < 0.4, spent
+    assert right.item() == 8 * MIB, right.item()
+    del others
+
+
+@check
 def foreign_threads(torch):
     """Tensors that other threads free, and threads that allocate."""
     def free_all(tensors):
