@@ -2,7 +2,8 @@
 // How a heap takes blocks back. A free takes the heap's lock once, unless an event has to be recorded.
 //
 //   1. `free_async` checks whether the stream is being captured, and takes the lock.
-//   2. Fast path: without a plan, a free on the stream that was looked up last is deferred (`Dynamic::defer_free`).
+//   2. Fast path: without a plan, a free on the stream that was looked up last is deferred (`Dynamic::defer_free`),
+//      unless work of another stream may still use the block (`StreamOrder::may_have_users`).
 //   3. Otherwise `free_slow_path` finds the stream's ordinal (`StreamOrder::ordinal`), removes the block from the live
 //      table and the figures, and calls `make_reusable`. That marks the bytes with the stream and the number of the
 //      free (`StreamOrder::mark_freed`) and adds them to the free bytes of the plan (`Planned::release`) or of the
@@ -66,7 +67,8 @@ CUresult Heap::free_async(CUdeviceptr address, StreamKey stream, bool context_is
   const std::uint64_t bytes = rounded(entry.bytes);
   try {
     if (steps_ && steps_->may_have_slot(bytes)) note_freed(entry, ordinal);
-    if (steps_ && steps_->takes_each_request_of(bytes)) {
+    const bool may_be_shared = order_.has_users() && order_.may_have_users(ranges(entry));
+    if (may_be_shared || (steps_ && steps_->takes_each_request_of(bytes))) {
       complete_deferred_free();
       dynamic_->free({entry.address, entry.place}, bytes, ordinal);
     } else {

@@ -348,7 +348,7 @@ void StreamOrder::mark_freed(PhysicalRanges ranges, StreamOrdinal stream, std::u
   const Stream& freeing = streams_[stream];
   // The frees of a thread's own stream are never deferred, so the marks of the bytes say what still uses them.
   if (freeing.blocking && freeing.alive && !is_reachable(freeing)) return;
-  const FreeMark mark = shared_.has_pairs() ? mark_with_users(ranges, stream) : stream;
+  const FreeMark mark = mark_with_users(ranges, stream);
   // With one stream, whose frees no other waits for, the exact number is never asked for.
   const bool exact = event_now || has_several_users() || freeing.blocking;
   marks_.mark(ranges, mark, number, exact && freeing.alive);
@@ -385,7 +385,7 @@ FreeMark StreamOrder::mark_for_pair(StreamOrdinal owner, StreamOrdinal user) noe
 // streams.
 FreeMark StreamOrder::mark_with_users(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
   FreeMark all = stream;
-  if (!marks_.may_exceed(ranges, kMaxStreams)) return all;  // no pair
+  if (!may_have_users(ranges)) return all;
   marks_.for_each_claim(ranges, stream, [&](FreeMark mark, FreeMarks::Latest latest) {
     const SharedFrees::Pair* pair = shared_.pair_of(mark);
     if (pair == nullptr || pair->user == kNoStream || pair->user == stream) return;
@@ -397,7 +397,7 @@ FreeMark StreamOrder::mark_with_users(PhysicalRanges ranges, StreamOrdinal strea
 }
 
 void StreamOrder::mark_complete(PhysicalRanges ranges) noexcept {
-  const FreeMark mark = shared_.has_pairs() ? mark_with_users(ranges, kNoStream) : kNoStream;
+  const FreeMark mark = mark_with_users(ranges, kNoStream);
   if (mark == kNoStream) {
     marks_.clear(ranges);
   } else {

@@ -129,6 +129,12 @@ class StreamOrder {
   // The latest free was of these bytes, on `stream`, and work of another stream, `user`, may still use them
   // (shared_frees.h).
   void mark_also_used(PhysicalRanges ranges, StreamOrdinal stream, StreamOrdinal user) noexcept;
+  // Whether that was ever called, and whether it was for some of these bytes: then a stream that has them need not be
+  // ordered after all work on them, since their owner gets them at once.
+  [[nodiscard]] bool has_users() const noexcept { return shared_.has_pairs(); }
+  [[nodiscard]] bool may_have_users(PhysicalRanges ranges) const noexcept {
+    return has_users() && marks_.may_exceed(ranges, kMaxStreams);
+  }
   // The bytes were freed, and the work that they were allocated for is complete. Work of the users of earlier frees
   // (shared_frees.h) may still use them.
   void mark_complete(PhysicalRanges ranges) noexcept;

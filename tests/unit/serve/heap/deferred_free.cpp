@@ -122,6 +122,20 @@ TEST_CASE("a stream's ordinal is not assigned to another while its last free is 
   REQUIRE((address != block || f.driver.is_ordered(newcomer, use)));
 }
 
+TEST_CASE("the block freed last is not served while a user of an earlier free may still work on it",
+          "[serve][deferred_free]") {
+  Fixture f;
+  const StreamKey third{f.driver.new_stream(), 0};
+  f.allocate(kSize, third);
+  const CUdeviceptr block = f.allocate(kSize, f.stream);
+  const Moment use = f.driver.work(f.other);
+  REQUIRE(f.heap->free_with_user(block, f.stream, f.other) == CUDA_SUCCESS);
+  REQUIRE(f.allocate(kSize, f.stream) == block);
+  f.allocate(kSize, third);
+  f.free(block, third);
+  REQUIRE((f.allocate(kSize, third) != block || f.driver.is_ordered(third, use)));
+}
+
 TEST_CASE("a trim includes the block freed last", "[serve][deferred_free]") {
   Fixture f;
   f.free(f.allocate(kSize, f.stream), f.stream);
