@@ -150,12 +150,20 @@ StreamOrdinal StreamOrder::reclaim() noexcept {
   return kNoStream;
 }
 
-// True if all frees of the stream are complete and it has no work. It may have work on bytes of a deferred free, which
-// got no number because the same bytes are live again.
+// True if all frees of the stream are complete, and everything that it waits for: a range that it was served may yet be
+// freed in its name (Heap::free_sync), and that work may use the bytes. A thread's own stream cannot be queried by
+// others, so each free is looked at that it was made to wait for.
 bool StreamOrder::is_idle(StreamOrdinal stream) noexcept {
+  const auto is_complete = [this](StreamOrdinal owner, std::uint64_t number) {
+    return clocks_.complete_up_to(owner) >= number || query_complete(owner, number);
+  };
   const Stream& known = streams_[stream];
-  const bool busy = known.alive && !known.key.is_per_thread() && driver_.query_stream(known.key.handle) != CUDA_SUCCESS;
-  return !busy && (clocks_.complete_up_to(stream) >= last_free(stream) || query_complete(stream, last_free(stream)));
+  if (known.alive && !known.key.is_per_thread() && driver_.query_stream(known.key.handle) != CUDA_SUCCESS) return false;
+  for (std::size_t i = 1; known.alive && known.key.is_per_thread() && i <= stream_count_; ++i) {
+    const auto owner = static_cast<StreamOrdinal>(i);
+    if (!is_complete(owner, ordered(stream, owner))) return false;
+  }
+  return is_complete(stream, last_free(stream));
 }
 
 bool StreamOrder::order(PhysicalRanges ranges, StreamOrdinal stream) noexcept {
@@ -460,7 +468,8 @@ void StreamOrder::stream_destroyed(CUstream stream) noexcept {
   if (has_freed && !gone.blocking && driver_.query_stream(stream) == CUDA_SUCCESS) {
     clocks_.mark_complete(ordinal, last_free(ordinal));
   } else if (has_freed) {
-    // The event must follow all work of the stream, including work on bytes of a deferred free without a number.
+    // The event must follow all work of the stream, also work after its latest free: ranges that it was served may yet
+    // be freed in its name (Heap::free_sync).
     clocks_.set_latest_free(ordinal, clocks_.take_number());
     // If the driver refuses, the last frees stay unordered, and their bytes are not served until the program
     // synchronizes with the context.

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "catch.h"
 #include "fake_driver.h"
@@ -246,6 +247,29 @@ TEST_CASE("a synchronous free of a range from a pool does not complete earlier w
   REQUIRE(f.allocate(4 * kKiB, f.t) == -1);
   f.driver.finish_all_work();
   REQUIRE(f.allocate(8 * kKiB, f.t) == 0);
+}
+
+TEST_CASE("a thread's own stream keeps its ordinal while it waits for a free", "[serve][heap]") {
+  HeapFixture f;
+  std::vector<StreamKey> streams{f.stream, f.other};
+  const auto add_busy_streams = [&](std::size_t count) {
+    while (streams.size() < count) streams.push_back({f.driver.new_stream(), 0});
+    for (const StreamKey& stream : streams) {
+      f.allocate(1000, stream);
+      f.driver.work(stream);
+    }
+  };
+  add_busy_streams(serve::StreamClock::kStreams);
+  const CUdeviceptr block = f.allocate(4 * kPage, f.other);
+  const Moment use = f.driver.work(f.other);
+  f.free(block, f.other);
+  REQUIRE(f.allocate(4 * kPage, make_stream_key(nullptr, true)) == block);  // the stream waits for the free
+  add_busy_streams(serve::kMaxStreams - 1);
+  const StreamKey newcomer{f.driver.new_stream(), 0};
+  f.heap->allocate(1000, newcomer, nullptr);
+  REQUIRE(f.heap->free_sync(block) == CUDA_SUCCESS);
+  const auto address = f.heap->allocate(4 * kPage, newcomer, nullptr);
+  REQUIRE((address != block || f.driver.is_ordered(newcomer, use)));
 }
 
 TEST_CASE("a synchronous free leaves captures alone", "[serve][heap]") {
