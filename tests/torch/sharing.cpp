@@ -8,6 +8,7 @@
 
 #include <cstring>
 
+#include "tests/host_memory.h"
 #include "tests/torch/pytorch.h"
 
 namespace stalloc::torch_test {
@@ -69,6 +70,26 @@ int run_receiver(const native::ShareableHandle& shared, std::size_t bytes, bool 
   return status;
 }
 
+// Imports while the host has no memory for one of the last allocations of an import.
+void import_with_little_memory(const std::string& handle) {
+  constexpr std::uint64_t kMany = 1'000'000;
+  std::uint64_t used = 0;
+  for (int i = 0; i < 2; ++i) {  // the first import makes more
+    test::allocations_left = kMany;
+    const std::shared_ptr<void> base = allocator().getIpcDevPtr(handle);
+    used = kMany - std::exchange(test::allocations_left, 0);
+  }
+  for (std::uint64_t left = used; left + 2 > used; --left) {
+    try {
+      test::allocations_left = left;
+      const std::shared_ptr<void> base = allocator().getIpcDevPtr(handle);
+      EXPECT(false);
+    } catch (const std::bad_alloc&) {
+      test::allocations_left = 0;
+    }
+  }
+}
+
 // Writes to memory of the first device by a copy that the second one makes, as PyTorch does between peers.
 void copy_from_peer(char* to, const std::vector<unsigned char>& bytes) {
   MUST(cudaSetDevice(1));
@@ -91,7 +112,9 @@ CHECK_OF_DOOR(receive) {
   if (text == nullptr) return;
   const std::string handle = from_hex(text);
   const std::size_t bytes = std::stoull(std::getenv(kBytes));
+  alarm(60);  // ends a receiver that waits for itself
   try {
+    import_with_little_memory(handle);
     const std::shared_ptr<void> base = allocator().getIpcDevPtr(handle);
     EXPECT(allocator().getIpcDevPtr(handle) == base);
     EXPECT(std::getenv(kFails) == nullptr);

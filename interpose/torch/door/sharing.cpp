@@ -40,8 +40,8 @@ std::shared_ptr<void> DoorAllocator::getIpcDevPtr(std::string handle) {
   std::unique_lock lock(imports_mutex_);
   if (const auto known = imports_.find(handle); known != imports_.end()) {
     if (std::shared_ptr<void> imported = known->second.lock()) return imported;
-    imports_.erase(known);
   }
+  std::erase_if(imports_, [](const auto& import) { return import.second.expired(); });
   make_context_current();
   void* base = nullptr;
   const char* why = nullptr;
@@ -52,12 +52,8 @@ std::shared_ptr<void> DoorAllocator::getIpcDevPtr(std::string handle) {
     return native_.getIpcDevPtr(std::move(handle));
   }
   TORCH_CHECK(result == STALLOC_DOOR_DONE, "stalloc cannot use a tensor that another process shares: ", why);
-  std::shared_ptr<void> imported(base, [this, handle](void* at) {
-    library_.unmap_import(at);
-    const std::lock_guard closing(imports_mutex_);
-    const auto known = imports_.find(handle);
-    if (known != imports_.end() && known->second.expired()) imports_.erase(known);
-  });
+  // Where the host has no memory for what follows, this is called with the lock held.
+  std::shared_ptr<void> imported(base, [this](void* at) { library_.unmap_import(at); });
   imports_[handle] = imported;
   return imported;
 }
