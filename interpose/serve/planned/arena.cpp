@@ -145,6 +145,7 @@ void Arena::close() noexcept {
   closed_ = true;
   for (std::size_t handle = 0; handle < handles_.size(); ++handle) {
     if (release_handle(handle) == 0) release_handle(handle);  // there is no later attempt, so it is tried once more
+    if (handles_[handle].is_lost) release(handles_[handle]);
   }
 }
 
@@ -196,10 +197,16 @@ std::uint64_t Arena::release_handle(std::size_t handle) noexcept {
   for (auto mapping = mappings_.rbegin(); mapping != mappings_.rend(); ++mapping) {
     if (mapping->handle == handle && !unmap(*mapping)) return 0;
   }
-  if (driver_.release(released.id) != CUDA_SUCCESS) driver_.release(released.id);  // no later attempt
+  release(released);
   released.held = false;
   physical_bytes_ -= released.range.bytes();
   return released.range.bytes();
+}
+
+// Tries twice; the next attempt is made by `close`.
+void Arena::release(Handle& handle) noexcept {
+  const auto is_refused = [&] { return driver_.release(handle.id) != CUDA_SUCCESS; };
+  handle.is_lost = is_refused() && is_refused();
 }
 
 bool Arena::unmap(Mapping& mapping) noexcept {

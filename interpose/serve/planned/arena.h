@@ -72,6 +72,7 @@ class Arena {
     CUmemGenericAllocationHandle id = 0;
     PhysicalRange range;
     bool held = false;
+    bool is_lost = false;  // not held, but the driver has refused to release it
   };
   struct MappedView {
     CUdeviceptr base = 0;
@@ -92,6 +93,7 @@ class Arena {
   CUresult set_access() noexcept;
   [[nodiscard]] std::uint64_t size_of(std::uint32_t handle) const noexcept { return handles_[handle].range.bytes(); }
   bool unmap(Mapping& mapping) noexcept;  // false: the driver refused
+  void release(Handle& handle) noexcept;
 
   Driver& driver_;
   int device_ = 0;

@@ -163,3 +163,16 @@ TEST_CASE("a handle that the driver refuses to unmap stays in the home view", "[
   }
   REQUIRE(driver.is_clean());
 }
+
+TEST_CASE("a handle that the driver refuses to release twice is released when the arena is closed", "[serve][arena]") {
+  FakeDriver driver(kPage);
+  std::string why;
+  const auto arena = Arena::create(driver, stitched_plan(), &why);
+  REQUIRE(arena);
+  driver.fail_at(3, CUDA_ERROR_UNKNOWN, 2);
+  REQUIRE(arena->release_handle(0) == kPage);
+  REQUIRE_FALSE(arena->is_held(0));
+  driver.fail_at(0);
+  arena->close();
+  REQUIRE(driver.holds_no_memory());
+}
