@@ -415,9 +415,12 @@ void StreamOrder::mark_complete(PhysicalRanges ranges) noexcept {
 
 void StreamOrder::mark_also_used(PhysicalRanges ranges, StreamOrdinal stream, StreamOrdinal user) noexcept {
   const std::uint64_t number = last_free(stream);
-  const FreeMark earlier = mark_with_users(ranges, stream);
   FreeMark mark = mark_for_pair(stream, user);
-  if (earlier != stream && earlier != mark) mark = kEveryStreamMark;
+  // That free has marked the bytes for the users of earlier ones, too.
+  bool has_others = false;
+  marks_.for_each_claim(ranges, stream,
+                        [&](FreeMark known, FreeMarks::Latest) { has_others = has_others || known != mark; });
+  if (has_others) mark = kEveryStreamMark;
   marks_.mark(ranges, mark, number);
   // This is a free of the user, too: a stream that is ordered after it is ordered after the user's work so far. The
   // mark kEveryStreamMark stands for the latest frees of all other streams as well.

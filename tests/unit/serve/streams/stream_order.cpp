@@ -423,6 +423,28 @@ TEST_CASE("the work of a user is still waited for when the owner has freed the b
   REQUIRE(f.use(f.page, f.s));
 }
 
+TEST_CASE("the work of two users of parts is still waited for when the owner frees the whole beside one of them",
+          "[serve][order]") {
+  Fixture f;
+  const Ranges first{{0, 1024}};
+  const Ranges second{{1024, 2048}};
+  const Ranges whole{{0, 2048}};
+  const StreamKey user{f.driver.new_stream(), 0};
+  const StreamKey other{f.driver.new_stream(), 0};
+  const Moment used = f.driver.work(user);
+  const auto free_beside = [&](const Ranges& ranges, StreamKey key) {
+    f.use_and_free(ranges, f.t);
+    f.order.mark_also_used(ranges, f.order.ordinal(f.t), f.order.ordinal_of_user(key));
+  };
+  free_beside(first, user);
+  free_beside(second, other);
+  REQUIRE(f.use(whole, f.t));  // at once
+  free_beside(whole, other);
+  f.order.allow_late_events(true);
+  REQUIRE(f.use(whole, f.s));
+  REQUIRE(f.driver.is_ordered(f.s, used));
+}
+
 TEST_CASE("the work of a user is still waited for when a later free was not the owner's", "[serve][order]") {
   Fixture f;
   const Ranges ranges = GENERATE(Ranges{{0, kPage}}, Ranges{{512, 2048}});
