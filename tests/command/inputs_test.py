@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that the command reads and writes: pipes, names of any bytes, texts of any kind, folders that are full or gone."""
 
+import ctypes
 import json
 import os
 import pickle
@@ -22,6 +23,12 @@ HOSTILE = "\033[31mred\nstalloc: all is well\ud800"
 
 def snapshot(**frame):
     return {"segments": [], "device_traces": [[{**ENTRY, "frames": [{"filename": "a.py", "line": 1, "name": "f", **frame}]}]]}
+
+
+def obey_permissions():
+    """Called in a child of root, which may otherwise write everywhere."""
+    drop_from_bounding_set, may_override_permissions = 24, 1  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE
+    ctypes.CDLL(None).prctl(drop_from_bounding_set, may_override_permissions, 0, 0, 0)
 
 
 class InputTest(CommandTest):
@@ -154,6 +161,24 @@ class Outputs(InputTest):
                 self.assertEqual(done.stderr, "stalloc: none: no such folder; make it first\n")
         for name in ("plan.fb", "plans/plan.fb", "new/", "plans/new/", f"{self.folder}/abs.fb"):
             self.run_command("plan", "requests.csv", "-o", name)
+
+    def test_folders_that_nobody_may_write_to(self):
+        os.mkfifo(self.folder / "unread")
+        (self.folder / "plan.fb").touch()
+        (self.folder / "closed").mkdir()
+        (self.folder / "closed" / "old.fb").touch()
+        (self.folder / "closed" / "out").symlink_to(self.folder / "plan.fb")
+        (self.folder / "closed" / "new").symlink_to(self.folder / "new.fb")
+        (self.folder / "link").symlink_to("closed/old.fb")
+        (self.folder / "closed").chmod(0o555)
+        for command in (*self.COMMANDS, ["plan", "requests.csv", "-o"], ["plan", "requests.csv", "requests.csv", "-o"]):
+            words = ["unread" if word in ("requests.csv", "made.pickle") else word for word in command]
+            for name in ("closed/out.fb", "closed/old.fb", "link"):
+                said = self.run_command(*words, name, status=1, preexec_fn=obey_permissions).stderr
+                self.assertRegex(said, r"^stalloc: (.*/closed: cannot be written to|cannot write .*: Permission denied)")
+                self.assertEqual(len(said.splitlines()), 1, said)
+        for name in ("closed/out", "closed/new"):  # links to files elsewhere
+            self.run_command("plan", "requests.csv", "-o", name, preexec_fn=obey_permissions)
 
     def test_empty_names(self):
         before = sorted(os.listdir(self.folder))

@@ -3,9 +3,12 @@
 
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <filesystem>
+#include <optional>
+#include <system_error>
 #include <variant>
 
 #include "plan/files/plan_file.h"
@@ -58,20 +61,39 @@ bool means_file(const std::string& output) {
   return base_name(output).find('.') != std::string::npos || output.empty() || ::lstat(output.c_str(), &info) == 0;
 }
 
-// Says which folder the output needs and is missing; empty if none is. Planning should not be for nothing.
-std::string missing_folder(const std::string& output) {
+// The folder in which the output is made: the output itself if that is a folder, else the one in which its name, or
+// what a link leads to, lies. None for what is written in place, as a pipe is, and for a link to a file that is yet to
+// be made.
+std::optional<std::string> folder_of(const std::string& output) {
   std::filesystem::path path(output);
   if (!path.has_filename()) path = path.parent_path();  // it ends with a slash
-  const std::string folder = path.parent_path();
   struct stat info {};
-  if (folder.empty() || ::stat(folder.c_str(), &info) == 0 || errno != ENOENT) return {};
-  return folder + ": no such folder; make it first";
+  if (::stat(path.c_str(), &info) == 0) {
+    if (S_ISDIR(info.st_mode)) return path;
+    if (!S_ISREG(info.st_mode)) return std::nullopt;
+  } else if (::lstat(path.c_str(), &info) == 0) {
+    return std::nullopt;
+  }
+  std::error_code ignored;
+  if (const auto target = std::filesystem::canonical(path, ignored); !target.empty()) path = target;
+  return path.has_parent_path() ? path.parent_path().string() : ".";
+}
+
+// Says what is known beforehand to keep the output from being written; empty if nothing is. Planning should not be for
+// nothing.
+std::string unwritable(const std::string& output) {
+  struct stat info {};
+  const auto folder = folder_of(output);
+  if (!folder || output.empty()) return {};
+  if (::stat(folder->c_str(), &info) != 0) return errno == ENOENT ? *folder + ": no such folder; make it first" : "";
+  if (!S_ISDIR(info.st_mode) || ::access(folder->c_str(), W_OK | X_OK) == 0) return {};
+  return fmt::format("cannot write {}: {}", output, std::generic_category().message(errno));
 }
 
 }  // namespace
 
 int run(const PlanCommand& command) {
-  if (const std::string missing = missing_folder(command.output); !missing.empty()) return fail(missing);
+  if (const std::string why = unwritable(command.output); !why.empty()) return fail(why);
   if (command.inputs.size() > 1 || names_folder(command.output)) return plan_ranks(command);
   const std::string& input = command.inputs.front();
   if (!find_replaced({command.output}, {input}).empty()) {
