@@ -16,6 +16,7 @@
 #include "plan/steps/steady_state.h"
 #include "plan_and_check.h"
 #include "samples.h"
+#include "tests/unit/seeds.h"
 
 using namespace stalloc;
 using namespace stalloc::plan;
@@ -153,7 +154,7 @@ TEST_CASE("fragments that no contiguous request fits into are stitched: the boun
 }
 
 TEST_CASE("random problems are planned soundly and near the bound") {
-  for (std::uint32_t seed = 0; seed < 60; ++seed) {
+  for (const std::uint64_t seed : seeds(60)) {
     const Problem problem = random_problem(seed, 50 + seed * 5, 1, false);
     const auto planned = plan_and_check(problem, {.granularity = seed % 2 == 0 ? kSmallPage : 4096});
     CHECK(static_cast<double>(planned.plan.physical_bytes) <=
@@ -162,7 +163,7 @@ TEST_CASE("random problems are planned soundly and near the bound") {
 }
 
 TEST_CASE("random problems on several streams are planned soundly, ordered or isolated") {
-  for (std::uint32_t seed = 0; seed < 60; ++seed) {
+  for (const std::uint64_t seed : seeds(60)) {
     const Problem problem = random_problem(1000 + seed, 200, 1 + seed % 4, seed % 2 == 0);
     for (const StreamMode mode : {StreamMode::Order, StreamMode::Isolate}) {
       plan_and_check(problem, {.granularity = kSmallPage, .handle_cap = 4 * kSmallPage, .streams = mode});
@@ -172,7 +173,7 @@ TEST_CASE("random problems on several streams are planned soundly, ordered or is
 
 TEST_CASE("random loops are planned soundly, however their requests cross the step") {
   std::size_t bodies = 0;
-  for (std::uint32_t seed = 0; seed < 300; ++seed) {
+  for (const std::uint64_t seed : seeds(300)) {
     const Problem problem = random_loop(seed, 1 + seed % 3);
     for (const StreamMode mode : {StreamMode::Order, StreamMode::Isolate}) {
       const auto planned = plan_and_check(problem, {.granularity = kSmallPage, .streams = mode});
@@ -185,7 +186,7 @@ TEST_CASE("random loops are planned soundly, however their requests cross the st
 TEST_CASE("what lives shortly keeps away from what is packed ahead of it") {
   constexpr std::uint64_t kRoom = 4096 * kSmallPage;
   std::size_t swept = 0;
-  for (std::uint32_t seed = 0; seed < 100; ++seed) {
+  for (const std::uint64_t seed : seeds(100)) {
     const Problem problem = random_loop(seed, 1);
     const Sequence sequence = make_sequence(problem, find_steady_state(problem), StreamMode::Order);
     const LayoutOptions options{.granularity = kSmallPage};
@@ -238,7 +239,7 @@ TEST_CASE("a sweep leaves synchronous memory the bytes kept for it") {
 }
 
 TEST_CASE("training loops are planned by the step, near the bound") {
-  for (std::uint32_t seed = 0; seed < 30; ++seed) {
+  for (const std::uint64_t seed : seeds(30)) {
     const auto trace = test::training_trace(seed, 4, 1 + static_cast<int>(seed % 4));
     const auto lifetimes = find_lifetimes(trace);
     REQUIRE(lifetimes.devices.size() == 1);
@@ -412,7 +413,7 @@ TEST_CASE("the granularity is the device's unless told otherwise") {
 }
 
 TEST_CASE("the search for places ends early where the options say so", "[plan]") {
-  for (std::uint32_t seed = 1; seed <= 10; ++seed) {
+  for (const std::uint64_t seed : seeds(10)) {
     CAPTURE(seed);
     const Problem problem = random_loop(seed, 1 + seed % 3);
     const PlanOptions options{.granularity = kSmallPage};

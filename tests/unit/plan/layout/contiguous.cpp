@@ -13,6 +13,7 @@
 #include "plan/packing/search.h"
 #include "plan/planner.h"
 #include "samples.h"
+#include "tests/unit/seeds.h"
 
 using namespace stalloc::plan;
 
@@ -172,7 +173,7 @@ TEST_CASE("improvement never makes a packing worse, and a capacity is enough") {
 }
 
 TEST_CASE("contiguous plans of training runs are sound, in one handle and one view") {
-  for (std::uint32_t seed = 0; seed < 8; ++seed) {
+  for (const std::uint64_t seed : stalloc::seeds(8)) {
     const Lifetimes lifetimes = find_lifetimes(stalloc::test::training_trace(seed, 5, 3));
     const Problem& problem = lifetimes.devices.at(0);
     for (const StreamMode streams : {StreamMode::Order, StreamMode::Isolate}) {

@@ -7,6 +7,7 @@
 
 #include "catch.h"
 #include "plan/plan.h"
+#include "tests/unit/seeds.h"
 
 using namespace stalloc::plan;
 
@@ -246,7 +247,7 @@ TEST_CASE("synchronous memory shares with nobody else") {
 }
 
 TEST_CASE("random requests never share a byte, and pages are not wasted") {
-  for (std::uint32_t seed = 0; seed < 60; ++seed) {
+  for (const std::uint64_t seed : stalloc::seeds(60)) {
     std::mt19937 random(seed);
     const StreamIndex streams = 1 + seed % 3;
     PagePlacement placement(

@@ -9,6 +9,7 @@
 #include "plan/planner.h"
 #include "plan/sequence/varying.h"
 #include "plan_and_check.h"
+#include "tests/unit/seeds.h"
 
 using namespace stalloc::plan;
 using stalloc::test::plan_and_check;
@@ -157,7 +158,7 @@ TEST_CASE("random loops with varying sizes are planned soundly") {
   std::size_t found = 0;
   std::size_t placed = 0;
   std::size_t left = 0;
-  for (std::uint32_t seed = 0; seed < 200; ++seed) {
+  for (const std::uint64_t seed : stalloc::seeds(200)) {
     std::mt19937 random(seed);
     const std::size_t period = 4 + random() % 40;
     std::vector<Made> step;

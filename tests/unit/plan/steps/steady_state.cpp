@@ -10,6 +10,7 @@
 #include "plan/lifetimes.h"
 #include "plan/steps/runs.h"
 #include "samples.h"
+#include "tests/unit/seeds.h"
 
 using namespace stalloc;
 using plan::Run;
@@ -249,7 +250,7 @@ TEST_CASE("lives are the longest over all repetitions") {
 }
 
 TEST_CASE("training loops repeat by the step, whatever their size") {
-  for (std::uint32_t seed = 0; seed < 20; ++seed) {
+  for (const std::uint64_t seed : seeds(20)) {
     const std::size_t steps = 3 + seed % 3;
     const std::size_t microbatches = 1 + seed % 4;
     const auto trace = test::training_trace(seed, static_cast<int>(steps), static_cast<int>(microbatches));

