@@ -16,7 +16,6 @@ void Shadow::take(CUdeviceptr address, std::uint64_t bytes, const std::vector<St
   add_use({address, address + bytes, nullptr});
   for_each_cell(address, bytes, [&](Cell& cell) {
     if (cell.live.exchange(true)) throw Broken("a byte was served twice");
-    if (streams.empty()) return;
     if (cell.freed_behind != nullptr) {
       for (std::size_t i = 0; i < cell.freed_behind->size(); ++i) {
         cell.uses.push_back({(*cell.freed_behind)[i], i == 0 ? nullptr : cell.owner});
@@ -34,6 +33,17 @@ void Shadow::give(CUdeviceptr address, std::uint64_t bytes, const Moments* momen
     cell.freed_behind = moments;
     cell.owner = owner;
     if (!cell.live.exchange(false)) throw Broken("a byte was given back twice");
+  });
+}
+
+void Shadow::keep(CUdeviceptr address, std::uint64_t bytes) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto given = std::find_if(uses_.rbegin(), uses_.rend(), [&](const Use& use) { return use.begin == address; });
+    given->until = nullptr;
+  }
+  for_each_cell(address, bytes, [](Cell& cell) {
+    if (cell.live.exchange(true)) throw Broken("a byte was served twice");
   });
 }
 

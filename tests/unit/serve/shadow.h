@@ -31,13 +31,15 @@ class Shadow {
   Shadow(const Shadow&) = delete;
   Shadow& operator=(const Shadow&) = delete;
 
-  // The program was served `bytes` bytes at `address`, for use on each of `streams`. Without streams: a free that
-  // `give` announced was refused, so the program still has them.
+  // The program was served `bytes` bytes at `address`, for use on each of `streams`.
   void take(CUdeviceptr address, std::uint64_t bytes, const std::vector<StreamKey>& streams);
 
   // The program is about to free the bytes, which may be used again after all of `moments`; these must outlive the
   // shadow. The stream `owner`, if there is one, may use them after the first moment.
   void give(CUdeviceptr address, std::uint64_t bytes, const Moments* moments, const StreamKey* owner = nullptr);
+  // The free that the latest `give` announced was refused: the program still has the bytes, and will say anew when they
+  // may be used again.
+  void keep(CUdeviceptr address, std::uint64_t bytes);
 
  private:
   // A use of a byte before its latest free; the stream `owner`, if there is one, may use the byte meanwhile.
