@@ -217,15 +217,17 @@ CUresult info(const Call<CUresult(size_t*, size_t*)>& call, size_t* free, size_t
 // CUDA may reuse its handle at once.
 namespace streams {
 // The program has created a stream with these flags.
-void created(unsigned flags) noexcept;
+void created(CUstream stream, unsigned flags) noexcept;
 // For a function that creates a stream; calls it as device_memory::call_with_retry does.
 template <class... Arguments>
 CUresult create(const Call<CUresult(CUstream*, unsigned, Arguments...)>& call, CUstream* stream, unsigned flags,
                 std::type_identity_t<Arguments>... arguments) noexcept {
   const CUresult result = device_memory::call_with_retry(call, 0, stream, flags, arguments...);
-  if (result == CUDA_SUCCESS) created(flags);
+  if (result == CUDA_SUCCESS) created(*stream, flags);
   return result;
 }
+CUresult create_green(const Call<CUresult(CUstream*, struct CUgreenCtx_st*, unsigned, int)>& call, CUstream* stream,
+                      struct CUgreenCtx_st* context, unsigned flags, int priority) noexcept;
 CUresult destroy(const Call<CUresult(CUstream)>& call, CUstream stream) noexcept;
 }  // namespace streams
 

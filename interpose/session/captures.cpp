@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "interpose/base/destroyed_streams.h"
+
 namespace stalloc {
 
 void Captures::note_lookup(std::string_view symbol) noexcept {
@@ -34,6 +36,7 @@ bool Captures::forget_origin(CUstream stream) noexcept {
 }
 
 Captures::Status Captures::status_by_driver(CUstream stream) const noexcept {
+  if (is_destroyed(stream)) return Status::Unknown;
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   if (cuda_.capture_status(stream, &status) != CUDA_SUCCESS) return Status::Unknown;
   return status == CU_STREAM_CAPTURE_STATUS_NONE ? Status::Free : Status::Captured;

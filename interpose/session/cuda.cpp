@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "interpose/session/cuda.h"
 
+#include "interpose/base/destroyed_streams.h"
+
 namespace stalloc {
 
 void Cuda::find_all() const noexcept {
@@ -121,7 +123,9 @@ CUcontext Cuda::context_of_stream(CUstream stream) const noexcept {
 
 CUresult Cuda::create_stream(CUstream* stream) const noexcept {
   const auto relaxed = relax_captures();
-  return cuStreamCreate_(stream, CU_STREAM_NON_BLOCKING);
+  const CUresult result = cuStreamCreate_(stream, CU_STREAM_NON_BLOCKING);
+  if (result == CUDA_SUCCESS) note_stream_created(*stream);
+  return result;
 }
 
 }  // namespace stalloc

@@ -14,7 +14,7 @@
 //   SIMCUDA_FAIL_ALLOC     likewise cuMemAlloc, cuMemAllocAsync and cuMemAllocFromPoolAsync together
 //   SIMCUDA_SLOW_MAP_US    each cuMemCreate, cuMemMap and cuMemSetAccess takes at least this long (0)
 //   SIMCUDA_CONTEXT_EVENTS 0: cuCtxRecordEvent is not supported, as before CUDA 12.5 (1)
-//   SIMCUDA_STRICT_STREAMS 1: a handle that was never a stream's ends the process; drivers look behind it (0)
+//   SIMCUDA_STRICT_STREAMS 1: a handle that is no stream's ends the process; drivers look behind it (0)
 #pragma once
 
 #include <stdint.h>

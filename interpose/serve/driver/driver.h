@@ -51,7 +51,9 @@ class Driver {
   virtual CUresult current_context(CUcontext* context) = 0;  // null: the thread has none
   virtual CUresult push_context(CUcontext context) = 0;
   virtual CUresult pop_context() = 0;  // undoes the thread's latest push_context
-  // The context of `stream`; for a default stream (legacy or per thread), the calling thread's current context.
+  // The context of `stream`; for a default stream (legacy or per thread), the calling thread's current context. Fails
+  // for a stream that was destroyed (destroyed_streams.h), and so does `is_capturing`. The others must not be called
+  // with such a stream.
   virtual CUresult stream_context(CUstream stream, CUcontext* context) = 0;
   virtual CUresult stream_flags(CUstream stream, unsigned* flags) = 0;  // of cuStreamCreate; not for default streams
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "interpose/serve/driver/driver_real.h"
 
-#include "interpose/serve/driver/relaxed_capture.h"
-
 #include <algorithm>
 #include <array>
+
+#include "interpose/base/destroyed_streams.h"
+#include "interpose/serve/driver/relaxed_capture.h"
 
 namespace stalloc::serve {
 namespace {
@@ -123,6 +124,7 @@ CUresult RealDriver::pop_context() {
 
 CUresult RealDriver::stream_context(CUstream stream, CUcontext* context) {
   if (stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) return call_.cuCtxGetCurrent(context);
+  if (is_destroyed(stream)) return CUDA_ERROR_INVALID_HANDLE;
   const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuStreamGetCtx(stream, context);
 }
@@ -137,6 +139,7 @@ CUresult RealDriver::stream_flags(CUstream stream, unsigned* flags) {
 CUresult RealDriver::is_capturing(CUstream stream, bool* capturing) {
   *capturing = false;
   if (!gate_->may_be_capturing()) return CUDA_SUCCESS;
+  if (is_destroyed(stream)) return CUDA_ERROR_INVALID_HANDLE;
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   const CUresult result = call_.cuStreamIsCapturing(stream, &status);
   if (result == CUDA_SUCCESS) *capturing = status != CU_STREAM_CAPTURE_STATUS_NONE;

@@ -48,12 +48,6 @@ CUstream new_stream_handle(std::vector<CUstream>& spare) {
   return handle;
 }
 
-// Pre: stream_mutex() is held.
-bool was_handle(CUstream handle) {
-  const auto value = reinterpret_cast<std::uintptr_t>(handle);
-  return value > kFirstHandle && value <= last_handle && value % kBetweenHandles == 0;
-}
-
 std::vector<CUstream>& spare_stream_handles() {
   static auto* const handles = new std::vector<CUstream>;
   return *handles;
@@ -109,7 +103,7 @@ CUresult find_stream(Context& context, CUstream handle, std::shared_ptr<Stream>*
   } else {
     const auto found = created().find(handle);
     if (found == created().end()) {
-      if (config().strict_streams && !was_handle(handle)) std::abort();
+      if (config().strict_streams) std::abort();
       return CUDA_ERROR_INVALID_HANDLE;
     }
     *stream = found->second;
