@@ -57,11 +57,12 @@ CUresult JoinStreams::join(serve::Driver& driver, std::span<const StreamInContex
       if (const CUresult result = Session::cuda().create_stream(&entry.joined); result != CUDA_SUCCESS) return result;
     }
     // The handle may have been that of a stream that was destroyed, on which blocks are freed later. So the work that
-    // this stream had is waited for, too, if the driver can.
+    // this stream had is waited for, too, if the driver can; after a capture, during which it cannot, at the next call.
     if (!entry.is_behind_old_work) {
       const CUresult result = add_wait(driver, entry.joined, {nullptr, Session::cuda().current_context()});
-      if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_SUPPORTED) return result;
-      entry.is_behind_old_work = true;
+      const bool in_capture = result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+      if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_SUPPORTED && !in_capture) return result;
+      entry.is_behind_old_work = !in_capture;
     }
     for (const StreamInContext& stream : entry.streams) {
       if (const CUresult result = add_wait(driver, entry.joined, stream); result != CUDA_SUCCESS) return result;
