@@ -95,7 +95,7 @@ bool Program::give_back(const Live& live) {
   moments_.back().push_back(driver_->work(stream));
   shadow_->give(live.address, live.bytes, &moments_.back());
   if (with_little_memory([&] { return heap_->free_async(live.address, stream); }) == CUDA_SUCCESS) return true;
-  shadow_->keep(live.address, live.bytes);
+  shadow_->keep(live.address, live.bytes, &moments_.back());
   return false;
 }
 
@@ -106,7 +106,7 @@ bool Program::give_back_while_used(const Live& live) {
   shadow_->give(live.address, live.bytes, &moments_.back(), user == live.stream ? nullptr : &*owner);
   if (with_little_memory([&] { return heap_->free_with_user(live.address, live.stream, user); }) == CUDA_SUCCESS)
     return true;
-  shadow_->keep(live.address, live.bytes);
+  shadow_->keep(live.address, live.bytes, &moments_.back());
   return false;
 }
 
@@ -117,7 +117,7 @@ bool Program::give_back_when_complete(const Live& live) {
   shadow_->give(live.address, live.bytes, &moments_.back());
   if (with_little_memory([&] { return heap_->free_when_complete(live.address, stream, live.stream); }) == CUDA_SUCCESS)
     return true;
-  shadow_->keep(live.address, live.bytes);
+  shadow_->keep(live.address, live.bytes, &moments_.back());
   return false;
 }
 

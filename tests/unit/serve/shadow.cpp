@@ -36,11 +36,11 @@ void Shadow::give(CUdeviceptr address, std::uint64_t bytes, const Moments* momen
   });
 }
 
-void Shadow::keep(CUdeviceptr address, std::uint64_t bytes) {
+void Shadow::keep(CUdeviceptr address, std::uint64_t bytes, const Moments* moments) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto given = std::find_if(uses_.rbegin(), uses_.rend(), [&](const Use& use) { return use.begin == address; });
-    given->until = nullptr;
+    std::erase_if(uses_, [&](const Use& use) { return use.until == moments; });
+    uses_.push_back({address, address + bytes, nullptr});
   }
   for_each_cell(address, bytes, [](Cell& cell) {
     if (cell.live.exchange(true)) throw Broken("a byte was served twice");

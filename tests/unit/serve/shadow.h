@@ -37,9 +37,9 @@ class Shadow {
   // The program is about to free the bytes, which may be used again after all of `moments`; these must outlive the
   // shadow. The stream `owner`, if there is one, may use them after the first moment.
   void give(CUdeviceptr address, std::uint64_t bytes, const Moments* moments, const StreamKey* owner = nullptr);
-  // The free that the latest `give` announced was refused: the program still has the bytes, and will say anew when they
-  // may be used again.
-  void keep(CUdeviceptr address, std::uint64_t bytes);
+  // The free that `give` announced with these moments was refused: the program still has the bytes, and will say anew
+  // when they may be used again.
+  void keep(CUdeviceptr address, std::uint64_t bytes, const Moments* moments);
 
  private:
   // A use of a byte before its latest free; the stream `owner`, if there is one, may use the byte meanwhile.
