@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The streams that the program has destroyed. CUDA reads the memory behind the handle of a stream, so that a call with
-// one that was destroyed may end the process. PyTorch's allocators keep such handles with their blocks, and do not pass
-// them to CUDA. So the library passes none of them to CUDA, either.
+// The streams that the program has destroyed. CUDA may read the memory behind the handle of a stream, so that a call
+// with one that was destroyed may end the process. PyTorch's allocators keep such handles with their blocks, and do not
+// pass them to CUDA. So the library passes none of them to CUDA, either.
 #pragma once
 
 #include <cuda.h>
