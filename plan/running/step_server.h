@@ -6,10 +6,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "plan/follow/cursor.h"
+#include "plan/follow/gap.h"
 #include "plan/online/online_allocator.h"
 #include "plan/running/late_handles.h"
 #include "plan/running/step_planner.h"
@@ -42,10 +44,9 @@ class StepServer {
   [[nodiscard]] bool was_refused() const noexcept { return cursor_ && refused_ != kNoSlot; }
   // Call this if frees have completed since then.
   std::optional<Place> serve_again(Allocator& allocator, std::uint64_t bytes, StreamIndex stream);
-  // Call this if the slot is still refused. Takes free bytes of the plan in which, by the plan, no other slot begins
-  // before this one ends, and returns their place; nothing if there are none. Looks at each slot that begins until
-  // then.
-  std::optional<Place> serve_elsewhere(Allocator& allocator, std::uint64_t bytes, StreamIndex stream);
+  // Call this if the slot is still refused. Takes bytes in a gap of the plan (gap.h), and returns their place; nothing
+  // if there is no gap.
+  std::optional<Place> serve_in_gap(Allocator& allocator, std::uint64_t bytes, StreamIndex stream);
   // Call this before any other request is served: it gets no bytes of the plan unless much more than ever before would
   // be held otherwise.
   void keep_plan_bytes_from(Allocator& allocator, std::uint64_t bytes) noexcept {
@@ -112,10 +113,11 @@ class StepServer {
 
   const std::uint64_t small_bytes_;
   StepPlanner planner_;
-  std::optional<Cursor> cursor_;     // set while a plan is followed
-  std::vector<PlacedSlot> slots_;    // of the plan
-  std::size_t requests_ = 0;         // large ones since the plan was taken up, or checked last
-  std::size_t in_slots_ = 0;         // those that found their slots
+  std::optional<Cursor> cursor_;   // set while a plan is followed
+  std::vector<PlacedSlot> slots_;  // of the plan
+  std::size_t requests_ = 0;       // large ones since the plan was taken up, or checked last
+  std::size_t in_slots_ = 0;       // those that found their slots
+  GapFinder gaps_;
   std::uint32_t refused_ = kNoSlot;  // the slot of the latest request, if its bytes were not free
   std::uint64_t most_beside_ = 0;    // more bytes are not held before requests without slots get the plan's bytes
   std::optional<Begun> begun_;       // set during the plan's first step
@@ -133,6 +135,7 @@ std::optional<Place> StepServer<Allocator>::serve(Allocator& allocator, std::uin
   }
   if (!cursor_ || !check_step(allocator, stream)) return std::nullopt;
   ++requests_;
+  gaps_.note_request();
   const Cursor::Next next = cursor_->next(bytes);
   refused_ = next.answer == Cursor::Answer::Serve ? next.slot : kNoSlot;
   const bool is_late = refused_ != kNoSlot && lacks_handles() && refused_ >= begun_->late.from;
@@ -154,18 +157,16 @@ std::optional<Place> StepServer<Allocator>::serve_again(Allocator& allocator, st
 }
 
 template <class Allocator>
-std::optional<Place> StepServer<Allocator>::serve_elsewhere(Allocator& allocator, std::uint64_t bytes,
-                                                            StreamIndex stream) {
+std::optional<Place> StepServer<Allocator>::serve_in_gap(Allocator& allocator, std::uint64_t bytes,
+                                                         StreamIndex stream) {
   if (!was_refused() || slots_[refused_].lives >= slots_.size()) return std::nullopt;
-  FreeSpace free = allocator.placement().free_space_of_plan();
-  for (std::uint64_t later = 1; later < slots_[refused_].lives && free.largest() >= bytes; ++later) {
+  const auto ranges_of = [&](std::uint64_t later) {
     const PlacedSlot& slot = slots_[(refused_ + later) % slots_.size()];
-    if (!slot.place) continue;
-    for (const Range& range : allocator.ranges(*slot.place, slot.bytes)) free.subtract(range);
-  }
-  const auto fit = free.best_fit(bytes);
-  if (!fit) return std::nullopt;
-  const Place place{0, fit->begin};
+    return slot.place ? allocator.ranges(*slot.place, slot.bytes) : std::span<const Range>();
+  };
+  const auto gap = gaps_.find(allocator.placement().free_space_of_plan(), bytes, slots_[refused_].lives, ranges_of);
+  if (!gap) return std::nullopt;
+  const Place place{0, gap->begin};
   return allocator.take_planned(place, bytes, stream) ? std::optional(place) : std::nullopt;
 }
 

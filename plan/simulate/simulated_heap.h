@@ -22,7 +22,7 @@ class SimulatedHeap {
     std::optional<Place> place;
     if (steps_.may_have_slot(bytes) && stream != kAnyStream) {
       place = steps_.serve(allocator_, number, bytes, stream);
-      if (!place) place = steps_.serve_elsewhere(allocator_, bytes, stream);
+      if (!place) place = steps_.serve_in_gap(allocator_, bytes, stream);
     } else {
       steps_.keep_plan_bytes_from(allocator_, bytes);
     }

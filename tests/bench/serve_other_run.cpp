@@ -2,12 +2,14 @@
 // Serves one recorded run by a plan made from another run of the same program, without a device: what the heap would
 // hold, and how many mapping calls it would make. Prints one line, and is not a test.
 //
-//     serve_other_run PLANNED SERVED [dynamic | whole | no-stacks] [drop=N] [every=N] [handle=MIB]
+//     serve_other_run PLANNED SERVED [dynamic | whole | no-stacks] [drop=N] [late=N]
+//                     [every=N] [handle=MIB]
 //
 // Both are traces, or CSVs of requests. dynamic: no plan; whole: plan the run as one piece; no-stacks: as if no call
-// sites had been recorded. drop: the served run leaves out one request in N, chosen at random. every: print a line for
-// each N requests too. handle: the size of the plan's largest handles. Where the plan has lanes, the requests come from
-// threads as recorded.
+// sites had been recorded. drop: the served run leaves out one request in N, chosen at random. late: in the first tenth
+// of the served run, the free of one large block in N comes up to 1,000 requests later, as that of a message that is
+// still being sent. every: print a line for each N requests too. handle: the size of the plan's largest handles. Where
+// the plan has lanes, the requests come from threads as recorded.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -32,6 +34,8 @@ using namespace stalloc;
 namespace {
 
 constexpr std::size_t kPage = std::size_t{2} << 20;
+constexpr std::uint64_t kLargeBytes = std::uint64_t{4} << 20;
+constexpr std::size_t kLatest = 1000;    // requests
 constexpr std::size_t kWorkDone = 4096;  // after so many requests the device has done all its work
 
 // A CSV's requests as a trace has them: of a run whose steps may repeat; what lives to the end is never freed.
@@ -62,14 +66,20 @@ plan::Problem read(const char* path, bool stacks) {
   return problem;
 }
 
+// One request in so many is changed; 0: none is.
+struct Changes {
+  std::uint64_t drop = 0;
+  std::uint64_t late = 0;
+};
+
 class Player {
  public:
-  Player(const plan::Problem& problem, serve::Heap& heap, test::FakeDriver& driver, std::uint64_t drop,
+  Player(const plan::Problem& problem, serve::Heap& heap, test::FakeDriver& driver, Changes changes,
          std::uint64_t every)
       : problem_(problem),
         heap_(heap),
         driver_(driver),
-        drop_(drop),
+        changes_(changes),
         every_(every),
         ends_(problem.requests.size() + 1),
         addresses_(problem.requests.size(), 0) {}
@@ -119,22 +129,32 @@ class Player {
     }
     if (i % kWorkDone == 0) driver_.finish_all_work();
     if (every_ != 0 && i % every_ == 0) show(i);
-    if (request.bytes() == 0 || (drop_ != 0 && random_() % drop_ == 0)) return;
+    if (request.bytes() == 0 || (changes_.drop != 0 && random_() % changes_.drop == 0)) return;
     const auto served = heap_.allocate(request.size, stream(request.stream), nullptr);
     if (!served) return;
     addresses_[i] = *served;
     live_ += request.bytes();
     peak_ = std::max(peak_, live_);
-    if (request.until <= problem_.requests.size()) ends_[request.until].push_back(i);
+    if (request.until <= problem_.requests.size()) ends_[request.until + lateness(i)].push_back(i);
+  }
+
+  // How many requests later than recorded a block is freed.
+  std::size_t lateness(std::size_t i) {
+    const std::size_t count = problem_.requests.size();
+    const plan::Request& request = problem_.requests[i];
+    if (changes_.late == 0 || i >= count / 10 || request.bytes() < kLargeBytes) return 0;
+    if (random_late_() % changes_.late != 0) return 0;
+    return std::min(count - request.until, 1 + random_late_() % kLatest);
   }
 
   const plan::Problem& problem_;
   serve::Heap& heap_;
   test::FakeDriver& driver_;
-  const std::uint64_t drop_;
+  const Changes changes_;
   const std::uint64_t every_;
   serve::Statistics shown_;
   std::mt19937_64 random_{1};
+  std::mt19937_64 random_late_{2};
   std::map<std::uint32_t, StreamKey> streams_;
   std::vector<std::vector<std::size_t>> ends_;
   std::vector<CUdeviceptr> addresses_;
@@ -147,17 +167,19 @@ class Player {
 int main(int argc, char** argv) {
   if (argc < 3) {
     return std::fprintf(stderr,
-                        "usage: serve_other_run PLANNED SERVED [dynamic | whole | no-stacks] [drop=N] [every=N] "
-                        "[handle=MIB]\n"),
+                        "usage: serve_other_run PLANNED SERVED [dynamic | whole | no-stacks] [drop=N] [late=N] "
+                        "[every=N] [handle=MIB]\n"),
            2;
   }
   std::string mode;
-  std::uint64_t drop = 0;
+  Changes changes;
   std::uint64_t every = 0;
   std::uint64_t handle_mib = 0;
   for (int i = 3; i < argc; ++i) {
     if (std::strncmp(argv[i], "drop=", 5) == 0) {
-      drop = std::strtoull(argv[i] + 5, nullptr, 10);
+      changes.drop = std::strtoull(argv[i] + 5, nullptr, 10);
+    } else if (std::strncmp(argv[i], "late=", 5) == 0) {
+      changes.late = std::strtoull(argv[i] + 5, nullptr, 10);
     } else if (std::strncmp(argv[i], "handle=", 7) == 0) {
       handle_mib = std::strtoull(argv[i] + 7, nullptr, 10);
     } else if (std::strncmp(argv[i], "every=", 6) == 0) {
@@ -178,7 +200,8 @@ int main(int argc, char** argv) {
   const auto heap = serve::Heap::create(driver, 0, plan, test::FakeDriver::context(), {}, &why,
                                         [](serve::LogKind /*kind*/, const char* text) { std::printf("%s\n", text); });
   if (heap == nullptr) return std::fprintf(stderr, "%s\n", why.c_str()), 1;
-  const std::uint64_t peak = Player(problem, *heap, driver, drop, every).play(plan != nullptr && !plan->lanes.empty());
+  const std::uint64_t peak =
+      Player(problem, *heap, driver, changes, every).play(plan != nullptr && !plan->lanes.empty());
   const serve::Statistics figures = heap->statistics();
   const auto gib = [](std::uint64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
   std::printf(

@@ -77,6 +77,7 @@ class Dynamic : public plan::OnlineAllocator<DeviceBackend> {
   [[nodiscard]] std::uint64_t bytes_for_small() const noexcept { return placement().bytes_for_small(); }
   [[nodiscard]] plan::Range offsets_for_small() const noexcept { return placement().options().small; }
   [[nodiscard]] std::uint64_t free_bytes() const noexcept { return placement().free_bytes(); }
+  [[nodiscard]] const plan::FreeSpace& free_space_of_plan() const noexcept { return placement().free_space_of_plan(); }
   [[nodiscard]] std::uint64_t free_plan_bytes() const noexcept { return placement().free_plan_bytes(); }
   [[nodiscard]] std::uint64_t largest_free() const noexcept { return placement().largest_free(); }
   [[nodiscard]] std::size_t views() const noexcept { return placement().views().existing(); }

@@ -289,10 +289,12 @@ class Heap {
                     bool capturing, bool* exhausted);
   bool admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool, Request* request);
   CUdeviceptr serve_slot(std::uint32_t slot, const Request& request);
+  CUdeviceptr serve_in_gap(std::uint32_t slot, const Request& request);
   CUdeviceptr serve_spare(const Request& request);
   CUdeviceptr take_slot(std::uint32_t slot, const Request& request);
   void log_dropped_plan() const noexcept;
   CUdeviceptr serve_dynamic(const Request& request, bool last_resort);
+  CUdeviceptr note_dynamic(Place place, const Request& request);
   std::optional<Place> serve_step(const Request& request) noexcept;
   void note_served(std::size_t bytes, StreamOrdinal stream) noexcept;
   void note_freed(const LiveEntry& entry, StreamOrdinal stream) noexcept;

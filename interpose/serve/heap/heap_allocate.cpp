@@ -12,8 +12,9 @@
 //      stream and the pool, and reserves an entry in the live table. If that fails, CUDA serves the request.
 //   6. `serve_slot` takes exactly the slot's bytes if all of them are free and can be ordered on the stream: from the
 //      plan's free bytes (`Planned::take`), or from the dynamic sub-allocator's once both were merged
-//      (`Dynamic::take_exactly`). Otherwise, before the plan's body begins, `serve_spare` takes a slot of the request's
-//      size that the plan never frees (`Planned::offer_spare`).
+//      (`Dynamic::take_exactly`). Otherwise `serve_in_gap` takes bytes that no slot needs while the request lives
+//      (`Planned::find_gap`). Before the plan's body begins, `serve_spare` takes a slot of the request's size that the
+//      plan never frees, if the program does not follow the plan's order (`Planned::offer_spare`).
 //   7. `serve_dynamic` serves a request that has no slot or whose slot is taken. It merges the plan's free bytes before
 //      memory grows much beside them (`needs_bytes_of_plan`, `merge`). Without a plan, it takes the place that the
 //      request has in the plan of the program's step, if there is one (`serve_step`). Otherwise it calls
@@ -162,8 +163,20 @@ bool Heap::admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool, 
 CUdeviceptr Heap::serve_slot(std::uint32_t slot, const Request& request) {
   CUdeviceptr address = take_slot(slot, request);
   if (address == 0 && collect_pending_frees(PendingFrees::kStreamsPerQuery)) address = take_slot(slot, request);
-  if (address == 0) figures_.count_refused_slot();
-  return address;
+  if (address != 0) return address;
+  figures_.count_refused_slot();
+  return dynamic_ ? serve_in_gap(slot, request) : 0;
+}
+
+// Serves a request whose slot is taken, without displacing another one.
+CUdeviceptr Heap::serve_in_gap(std::uint32_t slot, const Request& request) {
+  if (needs_bytes_of_plan(request)) merge(request.stream);
+  if (planned_.tracks_free_bytes()) return 0;
+  const auto gap = planned_.find_gap(slot, rounded(request.bytes), dynamic_->free_space_of_plan());
+  if (!gap) return 0;
+  if (planned_.withheld_bytes() > 0) dynamic_->add_free(planned_.take_withheld({&*gap, 1}), request.stream);
+  const Place place{0, gap->begin};
+  return dynamic_->take_planned(place, gap->bytes(), request.stream) ? note_dynamic(place, request) : 0;
 }
 
 CUdeviceptr Heap::serve_spare(const Request& request) {
@@ -210,12 +223,16 @@ CUdeviceptr Heap::serve_dynamic(const Request& request, bool last_resort) {
   }
   if (!place) place = dynamic_->allocate(rounded(request.bytes), request.stream, last_resort);
   update_physical();
-  if (!place) return 0;
-  const CUdeviceptr address = dynamic_->address_of(*place);
-  live_.insert({address, request.bytes, place->view, Origin::Dynamic, request.pool, request.stream});
+  return place ? note_dynamic(*place, request) : 0;
+}
+
+// Enters a request that the dynamic sub-allocator has served, and returns its address.
+CUdeviceptr Heap::note_dynamic(Place place, const Request& request) {
+  const CUdeviceptr address = dynamic_->address_of(place);
+  live_.insert({address, request.bytes, place.view, Origin::Dynamic, request.pool, request.stream});
   figures_.add_dynamic(request.bytes, request.pool);
   if (!pending_frees_.empty()) figures_.count_freed_in_use(pending_frees_.bytes());
-  if (dynamic_->is_of_plan(*place)) figures_.count_borrow();
+  if (dynamic_->is_of_plan(place)) figures_.count_borrow();
   return address;
 }
 
@@ -227,7 +244,7 @@ std::optional<Place> Heap::serve_step(const Request& request) noexcept {
     if (!place && steps_->was_refused() && collect_pending_frees(PendingFrees::kStreamsPerQuery)) {
       place = steps_->serve_again(*dynamic_, bytes, request.stream);
     }
-    if (!place) place = steps_->serve_elsewhere(*dynamic_, bytes, request.stream);
+    if (!place) place = steps_->serve_in_gap(*dynamic_, bytes, request.stream);
     return place;
   } catch (const std::bad_alloc&) {
     steps_->restart(*dynamic_);

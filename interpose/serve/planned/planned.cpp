@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "interpose/serve/planned/planned.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace stalloc::serve {
@@ -23,6 +24,8 @@ std::optional<Planned> Planned::create(Driver& driver, const plan::DevicePlan& p
 Planned::Planned(const plan::DevicePlan& plan, std::unique_ptr<Arena> arena)
     : state_(PlanState::Served),
       page_(plan.granularity),
+      body_begin_(plan.prologue),
+      body_end_(plan.prologue + plan.body),
       arena_(std::move(arena)),
       cursors_(plan),
       spare_slots_(plan),
@@ -39,6 +42,7 @@ Planned::Planned(const plan::DevicePlan& plan, std::unique_ptr<Arena> arena)
     }
     place.range_count = static_cast<std::uint32_t>(ranges_.size()) - place.first_range;
     place.event_on_free = slot.event_on_free;
+    place.lives = slot.upper - slot.lower;
     places_.push_back(place);
   }
 }
@@ -65,6 +69,18 @@ Planned::FreeBytes Planned::free_bytes() const {
   }
   result.usable = listed(free);
   return result;
+}
+
+std::optional<PhysicalRange> Planned::find_gap(std::uint32_t slot, std::uint64_t bytes, const plan::FreeSpace& free) {
+  const std::uint32_t end = slot < body_end_ ? body_end_ : static_cast<std::uint32_t>(places_.size());
+  const std::uint32_t left = end - slot;  // then the body follows
+  const auto ranges_of = [&](std::uint64_t later) {
+    return ranges(static_cast<std::uint32_t>(later < left ? slot + later : body_begin_ + (later - left)));
+  };
+  const std::uint64_t lives = std::min<std::uint64_t>(places_[slot].lives, left + (body_end_ - body_begin_));
+  plan::FreeSpace usable = free;
+  for (const auto& [begin, end_of_range] : withheld_.ranges()) usable.add({begin, end_of_range});
+  return gaps_.find(std::move(usable), bytes, lives, ranges_of);
 }
 
 void Planned::hand_over(plan::FreeSpace withheld) noexcept {

@@ -16,6 +16,7 @@
 #include "interpose/serve/planned/occupancy.h"
 #include "interpose/serve/planned/spare_slots.h"
 #include "interpose/serve/streams/stream_order.h"
+#include "plan/follow/gap.h"
 #include "plan/placement/free_space.h"
 #include "plan/plan.h"
 
@@ -62,15 +63,21 @@ class Planned {
   }
 
   // As for Cursors. Without a plan that is followed, every request is Unplanned.
-  Cursor::Next next(std::uint64_t bytes) noexcept { return is_followed() ? cursors_->next(bytes) : Cursor::Next(); }
+  Cursor::Next next(std::uint64_t bytes) noexcept {
+    if (!is_followed()) return {};
+    gaps_.note_request();
+    return cursors_->next(bytes);
+  }
   void pass_through(std::uint64_t bytes) noexcept {
     if (is_followed()) cursors_->pass_through(bytes);
   }
   // For a request that has no slot, or whose slot is taken. Calls take(slot) with spare slots of its size (SpareSlots)
-  // until it returns true. Returns false if it never did, or if the body of the plan has begun.
+  // until it returns true. Returns false if it never did, or if the body of the plan has begun. As long as all requests
+  // come in the plan's order, the spare slots' own requests will come, too: they are not taken then.
   template <class Take>
   bool offer_spare(std::uint64_t bytes, Take take) {
-    if (!is_followed() || !cursors_->is_before_body() || !spare_slots_->offer(bytes, take)) return false;
+    if (!is_followed() || !cursors_->is_before_body() || !first_difference()) return false;
+    if (!spare_slots_->offer(bytes, take)) return false;
     cursors_->keep_place();
     return true;
   }
@@ -123,6 +130,10 @@ class Planned {
   void hand_over(plan::FreeSpace withheld) noexcept;
   // The number of withheld bytes, all of which are free.
   [[nodiscard]] std::uint64_t withheld_bytes() const noexcept { return withheld_.bytes(); }
+  // Where a request goes whose slot is taken: a gap in the plan (plan/follow/gap.h) among `free` and the withheld
+  // bytes. Throws std::bad_alloc.
+  [[nodiscard]] std::optional<PhysicalRange> find_gap(std::uint32_t slot, std::uint64_t bytes,
+                                                      const plan::FreeSpace& free);
   // Returns the withheld bytes of a slot, or all of them; from now on the caller tracks them. Throws std::bad_alloc;
   // the bytes may then stay unused.
   std::vector<PhysicalRange> take_withheld(PhysicalRanges slot);
@@ -158,12 +169,15 @@ class Planned {
     std::uint32_t first_range = 0;
     std::uint32_t range_count = 0;
     bool event_on_free = false;
+    std::uint64_t lives = 0;  // it is freed so many requests later
   };
 
   Planned(const plan::DevicePlan& plan, std::unique_ptr<Arena> arena);
 
   PlanState state_ = PlanState::None;
   std::uint64_t page_ = 0;
+  std::uint32_t body_begin_ = 0;  // a slot, as body_end_
+  std::uint32_t body_end_ = 0;
   std::unique_ptr<Arena> arena_;  // null without a plan, like the optional members below
   std::vector<SlotPlace> places_;
   std::vector<PhysicalRange> ranges_;
@@ -171,6 +185,7 @@ class Planned {
   std::optional<SpareSlots> spare_slots_;
   std::vector<std::uint32_t> through_body_;  // slots that live through the body
   std::optional<Occupancy> occupancy_;
+  plan::GapFinder gaps_;
   plan::FreeSpace withheld_;  // free bytes that no other component tracks
 };
 

@@ -719,6 +719,56 @@ TEST_CASE("free bytes of the plan are used before memory grows, and free slots a
   REQUIRE(fixture.statistics().dynamic_live == 0);
 }
 
+TEST_CASE("a request whose slot is taken gets bytes that no slot needs while it lives", "[serve][dynamic]") {
+  plan::DevicePlan plan = plan_of_handles({8});
+  const std::vector<std::uint64_t> offsets{0, 0, 2, 4, 6};
+  for (const std::uint64_t page : offsets) {
+    plan::Slot& slot = add_slot(&plan, 2 * kPage, page * kPage);
+    slot.lower = slot.id;
+    slot.upper = slot.id + 1;
+  }
+  plan.slots[1].upper = 3;
+  plan.body = static_cast<std::uint32_t>(plan.slots.size());
+  HeapOptions options = small_options();
+  options.max_bytes_beside_plan = 0;
+  Fixture fixture(options, std::uint64_t{1} << 30, &plan);
+  const CUdeviceptr late = fixture.allocate_pages(2);
+  const CUdeviceptr displaced = fixture.allocate_pages(2);  // not in slot 2's place, which begins before it is freed
+  const CUdeviceptr third = fixture.allocate_pages(2);
+  REQUIRE(third == late + 2 * kPage);
+  for (const CUdeviceptr address : {late, displaced, third}) fixture.free(address);
+  fixture.allocate_pages(2);
+  fixture.allocate_pages(2);
+  REQUIRE(fixture.statistics().refused_slots == 1);
+  REQUIRE(fixture.statistics().borrows == 1);
+  REQUIRE(fixture.statistics().planned_requests == 4);
+  REQUIRE(fixture.physical() == plan.physical_bytes);
+}
+
+TEST_CASE("a request whose slot is taken gets a place that is withheld if it is freed before that slot begins",
+          "[serve][dynamic]") {
+  const bool in_time = GENERATE(true, false);
+  plan::DevicePlan plan = plan_of_handles({6});
+  const std::vector<std::uint64_t> offsets{0, 0, 2, 0};  // slot 2 lives through the body, which is slot 3
+  for (const std::uint64_t page : offsets) {
+    plan::Slot& slot = add_slot(&plan, 2 * kPage, page * kPage);
+    slot.lower = slot.id;
+    slot.upper = slot.id + 1;
+  }
+  plan.slots[1].upper = in_time ? 2 : 3;
+  plan.slots[2].upper = 4;
+  plan.prologue = 3;
+  plan.body = 1;
+  HeapOptions options = small_options();
+  options.max_bytes_beside_plan = 0;
+  Fixture fixture(options, std::uint64_t{1} << 30, &plan);
+  const CUdeviceptr late = fixture.allocate_pages(2);
+  const CUdeviceptr displaced = fixture.allocate_pages(2);
+  REQUIRE(displaced == late + (in_time ? 2 : 4) * kPage);
+  if (in_time) fixture.free(displaced);
+  REQUIRE(fixture.allocate_pages(2) == late + 2 * kPage);
+}
+
 TEST_CASE("places of slots that live through the body serve other requests only if there is no other place",
           "[serve][dynamic]") {
   plan::DevicePlan plan = plan_of_sizes({2 * kPage, 5 * kPage, 7 * kPage});

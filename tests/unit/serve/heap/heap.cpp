@@ -119,6 +119,20 @@ TEST_CASE("requests of a resumed program before its first step get the places of
   REQUIRE(f.heap->statistics().refused_slots == 0);
 }
 
+TEST_CASE("while requests come in the plan's order, spare slots are left to their own requests", "[serve][heap]") {
+  plan::DevicePlan plan = plan_of_sizes({512, 512, 512, 512, 512, 512, 512, 512, 4096});
+  plan.prologue = 8;
+  plan.body = 1;
+  plan.slots[1].offset = 0;  // the first two slots share their place, the others live through the body
+  for (std::size_t stays = 2; stays < 8; ++stays) plan.slots[stays].upper = 9;
+  Fixture f(std::move(plan));
+  REQUIRE(f.allocate(512, f.s) == 0);
+  REQUIRE(f.allocate(512, f.s) == -1);
+  for (std::int64_t slot = 2; slot < 8; ++slot) REQUIRE(f.allocate(512, f.s) == slot * 512);
+  REQUIRE(f.heap->statistics().spare_slots == 0);
+  REQUIRE(f.heap->statistics().refused_slots == 1);
+}
+
 TEST_CASE("bytes taken through one view are taken in every other", "[serve][heap]") {
   plan::DevicePlan plan = plan_of_handles({1, 1, 1});
   add_view(&plan, {2, 0});

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where a request goes whose slot is taken.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "plan/placement/free_space.h"
+#include "plan/placement/range.h"
+
+namespace stalloc::plan {
+
+// Finds gaps in a plan: free bytes in which none of the following slots begins before a request is freed. In other
+// bytes the request would displace that slot's own request, which would displace another, and so on.
+//
+// A search looks at each slot that begins while the request lives. So that a program that follows its plan badly does
+// not search all the time, a search that exceeds a number of slots for each request so far is not made. Not
+// thread-safe.
+class GapFinder {
+ public:
+  // Call this for each request.
+  void note_request() noexcept { ++requests_; }
+
+  // Returns `bytes` of the smallest part of `free` that is large enough; nothing if there is none or no search is made.
+  // `lives`: the request is freed so many requests later. ranges_of(n) returns the ranges of the n-th slot that
+  // follows. Throws std::bad_alloc.
+  template <class RangesOf>
+  std::optional<Range> find(FreeSpace free, std::uint64_t bytes, std::uint64_t lives, RangesOf ranges_of) {
+    if (lives > kFirstSlots + requests_ * kSlotsPerRequest - searched_) return std::nullopt;
+    for (std::uint64_t later = 1; later < lives && free.largest() >= bytes; ++later) {
+      for (const Range& range : ranges_of(later)) free.subtract(range);
+      ++searched_;
+    }
+    const auto fit = free.best_fit(bytes);
+    return fit ? std::optional(Range{fit->begin, fit->begin + bytes}) : std::nullopt;
+  }
+
+ private:
+  // Looking at a slot takes about 0.1 us. Runs with many late or missing requests search less than half as much.
+  static constexpr std::uint64_t kSlotsPerRequest = 64;
+  static constexpr std::uint64_t kFirstSlots = 1 << 18;
+
+  std::uint64_t requests_ = 0;
+  std::uint64_t searched_ = 0;  // slots; at most kFirstSlots + requests_ * kSlotsPerRequest
+};
+
+}  // namespace stalloc::plan
