@@ -46,6 +46,7 @@ struct PlanReport {
   bool by_call_site = false;        // the steady state was found by call sites
   std::uint64_t lanes = 0;          // threads with an order of their own; 0: all requests have one order
   std::uint64_t without_slot = 0;   // requests of threads that are not in the plan
+  std::uint64_t late_frees = 0;     // which the caller had removed from the problem (steps/late_frees.h)
   bool contiguous = false;          // planned without stitched views
   bool beginning_only = false;      // nothing repeats: only what lives through the run is planned (beginning.h)
   std::uint64_t dynamic_slots = 0;  // slots with room for the largest size seen

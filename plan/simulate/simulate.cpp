@@ -122,9 +122,9 @@ PeakMemory simulate_planned(const Problem& problem, const DevicePlan& plan, cons
   HeldObserver watch_left;
   if (observer) watch_left = [&](std::size_t i, std::uint64_t held) { observer(i, plan.physical_bytes + held); };
   const std::uint64_t live = peak_live_bytes(problem);
-  return {.live_bytes = live,
-          .held_bytes = plan.physical_bytes + simulate_online(left, plan.granularity, watch_left).held_bytes,
-          .block_bytes = live};
+  const std::uint64_t held = plan.physical_bytes + simulate_online(left, plan.granularity, watch_left).held_bytes;
+  // A plan made without late frees may have less than they keep live.
+  return {.live_bytes = live, .held_bytes = std::max(held, live), .block_bytes = live};
 }
 
 }  // namespace stalloc::plan

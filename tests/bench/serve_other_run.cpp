@@ -3,18 +3,18 @@
 // hold, and how many mapping calls it would make. Prints one line, and is not a test.
 //
 //     serve_other_run PLANNED SERVED [dynamic | whole | no-stacks] [drop=N] [late=N]
-//                     [every=N] [handle=MIB]
+//                     [recorded-late=N] [longest] [every=N] [handle=MIB]
 //
 // Both are traces, or CSVs of requests. dynamic: no plan; whole: plan the run as one piece; no-stacks: as if no call
 // sites had been recorded. drop: the served run leaves out one request in N, chosen at random. late: in the first tenth
 // of the served run, the free of one large block in N comes up to 1,000 requests later, as that of a message that is
-// still being sent. every: print a line for each N requests too. handle: the size of the plan's largest handles. Where
-// the plan has lanes, the requests come from threads as recorded.
+// still being sent; recorded-late: so it does in the whole of the planned run. longest: no such free counts as usual
+// (plan/steps/late_frees.h). every: print a line for each N requests too. handle: the size of the plan's largest
+// handles. Where the plan has lanes, the requests come from threads as recorded.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <random>
@@ -25,6 +25,7 @@
 
 #include "interpose/serve/heap/heap.h"
 #include "plan/planner.h"
+#include "plan/steps/late_frees.h"
 #include "tests/bench/problems.h"
 #include "tests/replay/turns.h"
 #include "tests/unit/serve/fake_driver.h"
@@ -66,20 +67,26 @@ plan::Problem read(const char* path, bool stacks) {
   return problem;
 }
 
-// One request in so many is changed; 0: none is.
-struct Changes {
-  std::uint64_t drop = 0;
-  std::uint64_t late = 0;
-};
+// Lets the frees of one large block in `one_in` come later, among the first `count` requests. 0: of none.
+void delay_frees(plan::Problem& problem, std::uint64_t one_in, std::size_t count, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const std::uint64_t all = problem.requests.size();
+  for (std::size_t i = 0; one_in != 0 && i < count; ++i) {
+    plan::Request& request = problem.requests[i];
+    if (request.until >= all || request.bytes() < kLargeBytes || random() % one_in != 0) continue;
+    request.until = std::min(all - 1, request.until + 1 + random() % kLatest);
+    request.upper = request.until;
+  }
+}
 
 class Player {
  public:
-  Player(const plan::Problem& problem, serve::Heap& heap, test::FakeDriver& driver, Changes changes,
+  Player(const plan::Problem& problem, serve::Heap& heap, test::FakeDriver& driver, std::uint64_t drop,
          std::uint64_t every)
       : problem_(problem),
         heap_(heap),
         driver_(driver),
-        changes_(changes),
+        drop_(drop),
         every_(every),
         ends_(problem.requests.size() + 1),
         addresses_(problem.requests.size(), 0) {}
@@ -129,32 +136,22 @@ class Player {
     }
     if (i % kWorkDone == 0) driver_.finish_all_work();
     if (every_ != 0 && i % every_ == 0) show(i);
-    if (request.bytes() == 0 || (changes_.drop != 0 && random_() % changes_.drop == 0)) return;
+    if (request.bytes() == 0 || (drop_ != 0 && random_() % drop_ == 0)) return;
     const auto served = heap_.allocate(request.size, stream(request.stream), nullptr);
     if (!served) return;
     addresses_[i] = *served;
     live_ += request.bytes();
     peak_ = std::max(peak_, live_);
-    if (request.until <= problem_.requests.size()) ends_[request.until + lateness(i)].push_back(i);
-  }
-
-  // How many requests later than recorded a block is freed.
-  std::size_t lateness(std::size_t i) {
-    const std::size_t count = problem_.requests.size();
-    const plan::Request& request = problem_.requests[i];
-    if (changes_.late == 0 || i >= count / 10 || request.bytes() < kLargeBytes) return 0;
-    if (random_late_() % changes_.late != 0) return 0;
-    return std::min(count - request.until, 1 + random_late_() % kLatest);
+    if (request.until <= problem_.requests.size()) ends_[request.until].push_back(i);
   }
 
   const plan::Problem& problem_;
   serve::Heap& heap_;
   test::FakeDriver& driver_;
-  const Changes changes_;
+  const std::uint64_t drop_;
   const std::uint64_t every_;
   serve::Statistics shown_;
   std::mt19937_64 random_{1};
-  std::mt19937_64 random_late_{2};
   std::map<std::uint32_t, StreamKey> streams_;
   std::vector<std::vector<std::size_t>> ends_;
   std::vector<CUdeviceptr> addresses_;
@@ -168,31 +165,32 @@ int main(int argc, char** argv) {
   if (argc < 3) {
     return std::fprintf(stderr,
                         "usage: serve_other_run PLANNED SERVED [dynamic | whole | no-stacks] [drop=N] [late=N] "
-                        "[every=N] [handle=MIB]\n"),
+                        "[recorded-late=N] [longest] [every=N] [handle=MIB]\n"),
            2;
   }
   std::string mode;
-  Changes changes;
-  std::uint64_t every = 0;
-  std::uint64_t handle_mib = 0;
+  bool longest = false;
+  std::map<std::string, std::uint64_t> numbers;
   for (int i = 3; i < argc; ++i) {
-    if (std::strncmp(argv[i], "drop=", 5) == 0) {
-      changes.drop = std::strtoull(argv[i] + 5, nullptr, 10);
-    } else if (std::strncmp(argv[i], "late=", 5) == 0) {
-      changes.late = std::strtoull(argv[i] + 5, nullptr, 10);
-    } else if (std::strncmp(argv[i], "handle=", 7) == 0) {
-      handle_mib = std::strtoull(argv[i] + 7, nullptr, 10);
-    } else if (std::strncmp(argv[i], "every=", 6) == 0) {
-      every = std::strtoull(argv[i] + 6, nullptr, 10);
+    const std::string_view option = argv[i];
+    const std::size_t equals = option.find('=');
+    if (equals != option.npos) {
+      numbers[std::string(option.substr(0, equals))] = std::strtoull(argv[i] + equals + 1, nullptr, 10);
+    } else if (option == "longest") {
+      longest = true;
     } else {
-      mode = argv[i];
+      mode = option;
     }
   }
   const bool stacks = mode != "no-stacks";
+  plan::Problem recorded = read(argv[1], stacks);
+  delay_frees(recorded, numbers["recorded-late"], recorded.requests.size(), 1);
+  if (!longest) recorded = plan::without_late_frees(std::move(recorded)).problem;
   const auto planned =
-      plan::plan_device(read(argv[1], stacks), {.handle_cap = handle_mib << 20, .whole_run = mode == "whole"});
+      plan::plan_device(recorded, {.handle_cap = numbers["handle"] << 20, .whole_run = mode == "whole"});
   if (!planned.ok()) return std::fprintf(stderr, "%s\n", planned.error.c_str()), 1;
-  const plan::Problem problem = read(argv[2], stacks);
+  plan::Problem problem = read(argv[2], stacks);
+  delay_frees(problem, numbers["late"], problem.requests.size() / 10, 2);
 
   test::FakeDriver driver(kPage, std::uint64_t{1} << 40);  // more than any run has live
   std::string why;
@@ -201,7 +199,7 @@ int main(int argc, char** argv) {
                                         [](serve::LogKind /*kind*/, const char* text) { std::printf("%s\n", text); });
   if (heap == nullptr) return std::fprintf(stderr, "%s\n", why.c_str()), 1;
   const std::uint64_t peak =
-      Player(problem, *heap, driver, changes, every).play(plan != nullptr && !plan->lanes.empty());
+      Player(problem, *heap, driver, numbers["drop"], numbers["every"]).play(plan != nullptr && !plan->lanes.empty());
   const serve::Statistics figures = heap->statistics();
   const auto gib = [](std::uint64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
   std::printf(

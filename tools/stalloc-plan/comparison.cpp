@@ -2,6 +2,7 @@
 #include "tools/stalloc-plan/comparison.h"
 
 #include "plan/planner.h"
+#include "plan/steps/late_frees.h"
 
 namespace stalloc::tool {
 
@@ -14,7 +15,7 @@ plan::Expected<Comparison> compare(const plan::Problem& all, std::uint64_t granu
   if (plan != nullptr) {
     comparison.plan = *plan;
   } else {
-    auto planned = plan::plan_device(problem, {.granularity = granularity});
+    auto planned = plan::plan_device(plan::without_late_frees(problem).problem, {.granularity = granularity});
     if (!planned.ok()) return plan::Expected<Comparison>::failure(planned.error);
     comparison.plan = std::move(planned.value.plan);
   }

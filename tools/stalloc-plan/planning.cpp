@@ -8,6 +8,7 @@
 
 #include "plan/checker.h"
 #include "plan/files/plan_file.h"
+#include "plan/steps/late_frees.h"
 
 namespace stalloc::tool {
 namespace {
@@ -32,7 +33,7 @@ std::string find_fault(const Source& source, const plan::Plan& plan) {
   for (const plan::DevicePlan& device : plan.devices) {
     const plan::Problem* problem = problem_of(source, device.device);
     if (problem == nullptr) return fmt::format("device {}: no requests", device.device);
-    const std::string error = plan::find_unsoundness(*problem, device);
+    const std::string error = plan::find_unsoundness(plan::without_late_frees(*problem).problem, device);
     if (!error.empty()) return fmt::format("device {}: {}", device.device, error);
   }
   return {};
@@ -67,8 +68,11 @@ plan::Expected<Planned> plan_source(const Source& source, const plan::PlanOption
       progress->begin(fmt::format("planning device {}", problem.device));
       with_progress.progress = [progress](double share) { progress->at(share); };
     }
-    auto planned = plan::plan_device(problem, with_progress);
+    plan::UsualFrees usual{problem};
+    if (!options.whole_run) usual = plan::without_late_frees(std::move(usual.problem));
+    auto planned = plan::plan_device(usual.problem, with_progress);
     if (!planned.ok()) return Result::failure(planned.error);
+    planned.value.report.late_frees = usual.late;
     plan.devices.push_back(planned.value.plan);
     summary.devices.push_back(std::move(planned.value));
   }

@@ -78,6 +78,9 @@ std::string device_text(const plan::PlannedDevice& device, bool recorded) {
   line("handles", fmt::format("{}", plan.handles.size()));
   line("start-up", fmt::format("about {:.0f} ms to create and map (estimated)", plan::estimate_startup_ms(plan)));
   line("waits", fmt::format("{}", plan.waits.size()));
+  if (device.report.late_frees > 0)
+    line("late frees", fmt::format("{}, planned as in most steps; if one is late again, another place is used",
+                                   device.report.late_frees));
   if (device.report.dynamic_slots > 0)
     line("dynamic", counted(device.report.dynamic_slots, "slot") + " with room for the largest size seen");
   if (const std::string passed = passed_text(device.report); !passed.empty()) line("not planned", passed);
@@ -101,6 +104,7 @@ void write_device(JsonWriter& json, const plan::PlannedDevice& device) {
   json.member("by_call_site", device.report.by_call_site);
   json.member("lanes", device.report.lanes);
   json.member("without_slot", device.report.without_slot);
+  json.member("late_frees", device.report.late_frees);
   json.member("beginning_only", device.report.beginning_only);
   json.member("dynamic_slots", device.report.dynamic_slots);
   json.member("peak_live_bytes", plan.peak_live_bytes);

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/steps/late_frees.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "plan/steps/steady_state.h"
+
+namespace stalloc::plan {
+namespace {
+
+constexpr std::uint64_t kTolerance = 1000;  // one part in so many of the peak may be lost to longer lives
+
+// Which request of the body a request of the repeating stretch corresponds to.
+std::size_t phase(std::size_t request, const SteadyState& steady) {
+  return (request + steady.period - steady.begin) % steady.period;  // steady.begin < steady.run_begin + steady.period
+}
+
+// For each request of the body: its lives in all repetitions in which it is freed in time, the longest first.
+using Lives = std::vector<std::vector<std::uint64_t>>;
+
+Lives lives_of(const Problem& problem, const SteadyState& steady) {
+  Lives lives(steady.period);
+  for (std::size_t i = steady.run_begin; i < steady.run_end; ++i) {
+    const std::uint64_t until = problem.requests[i].until;
+    if (until <= steady.run_end && until - i <= steady.period) lives[phase(i, steady)].push_back(until - i);
+  }
+  for (std::vector<std::uint64_t>& of_slot : lives) std::sort(of_slot.begin(), of_slot.end(), std::greater<>());
+  return lives;
+}
+
+// How long a request of the body lives if the `dropped` latest frees of each do not count; kNever: not known.
+std::uint64_t usual_life(const std::vector<std::uint64_t>& lives, std::size_t dropped) {
+  return lives.empty() ? kNever : lives[std::min(dropped, (lives.size() - 1) / 2)];
+}
+
+// The peak of live bytes where every repetition lasts as long as that.
+std::uint64_t peak_with(Problem problem, const SteadyState& steady, const Lives& lives, std::size_t dropped) {
+  for (std::size_t i = steady.run_begin; i < steady.run_end; ++i) {
+    const std::uint64_t life = usual_life(lives[phase(i, steady)], dropped);
+    if (life != kNever && problem.requests[i].until != kNever) problem.requests[i].until = i + life;
+  }
+  return peak_live_bytes(problem);
+}
+
+}  // namespace
+
+UsualFrees without_late_frees(Problem problem) {
+  UsualFrees usual{std::move(problem), 0};
+  if (!usual.problem.repeats) return usual;
+  const SteadyState steady = find_steady_state(usual.problem);
+  if (steady.period == 0 || steady.repetitions < 3) return usual;
+  const Lives lives = lives_of(usual.problem, steady);
+  const std::uint64_t recorded = peak_live_bytes(usual.problem);
+  const auto is_enough = [&](std::size_t dropped) {
+    return peak_with(usual.problem, steady, lives, dropped) <= recorded + recorded / kTolerance;
+  };
+  if (is_enough(0)) return usual;
+  std::size_t dropped = 1;  // the fewest that are enough, or all that may be dropped
+  for (std::size_t most = (steady.repetitions - 1) / 2; dropped < most;) {
+    const std::size_t middle = (dropped + most) / 2;
+    if (is_enough(middle)) {
+      most = middle;
+    } else {
+      dropped = middle + 1;
+    }
+  }
+  for (std::size_t i = steady.run_begin; i < steady.run_end; ++i) {
+    Request& request = usual.problem.requests[i];
+    const std::uint64_t life = usual_life(lives[phase(i, steady)], dropped);
+    if (life == kNever || request.until == kNever || request.until <= i + life) continue;
+    request.upper -= request.until - (i + life);
+    request.until = i + life;
+    ++usual.late;
+  }
+  return usual;
+}
+
+}  // namespace stalloc::plan

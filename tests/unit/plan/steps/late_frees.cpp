@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/steps/late_frees.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "catch.h"
+#include "plan_and_check.h"
+
+using namespace stalloc;
+using namespace stalloc::test;
+using plan::Problem;
+using plan::UsualFrees;
+
+namespace {
+
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+constexpr std::size_t kStep = 40;  // requests
+
+// The frees that come so many requests later: the request and the number.
+using Late = std::vector<std::pair<std::size_t, std::uint64_t>>;
+
+// Weights, and steps whose requests are freed by the next one but one.
+Problem steps(std::size_t count, const Late& late) {
+  Problem problem;
+  problem.repeats = true;
+  for (std::size_t i = 0; i < 1 + count * kStep; ++i) {
+    plan::Request& request = problem.requests.emplace_back();
+    request.id = request.lower = i;
+    request.size = i == 0 ? 64 * kMiB : (16 + (i - 1) % kStep) * kMiB;
+    request.until = i == 0 ? plan::kNever : i + 2;
+  }
+  for (const auto& [request, requests] : late) problem.requests[request].until += requests;
+  const std::uint64_t end = problem.requests.size();
+  for (plan::Request& request : problem.requests) {
+    if (request.until > end) request.until = plan::kNever;
+    request.upper = std::min(request.until, end);
+  }
+  return problem;
+}
+
+// One late free in each step, each time of another request.
+Late one_in_each_step(std::size_t count) {
+  Late late;
+  for (std::size_t step = 0; step + 1 < count; ++step) late.emplace_back(1 + step * kStep + 3 * step, 12);
+  return late;
+}
+
+}  // namespace
+
+TEST_CASE("late frees of different steps do not add up", "[plan][late_frees]") {
+  const Problem recorded = steps(11, one_in_each_step(11));
+  const UsualFrees usual = plan::without_late_frees(recorded);
+  REQUIRE(usual.late == 10);
+  REQUIRE(usual.problem.requests.size() == recorded.requests.size());
+  for (std::size_t i = 0; i < recorded.requests.size(); ++i) {
+    CAPTURE(i);
+    CHECK(usual.problem.requests[i].until == steps(11, {}).requests[i].until);
+    CHECK(usual.problem.requests[i].upper == steps(11, {}).requests[i].upper);
+  }
+  const std::uint64_t all = plan_and_check(recorded).plan.physical_bytes;
+  const std::uint64_t without = plan_and_check(usual.problem).plan.physical_bytes;
+  CHECK(all > plan::peak_live_bytes(recorded) * 5 / 4);
+  CHECK(without <= plan::peak_live_bytes(recorded));
+}
+
+TEST_CASE("frees that are late without costing memory stay as they were", "[plan][late_frees]") {
+  const Late late{{1 + 2 * kStep, 1}, {1 + 5 * kStep, 2}};  // of the smallest request
+  const UsualFrees usual = plan::without_late_frees(steps(11, late));
+  CHECK(usual.late == 0);
+  CHECK(usual.problem.requests[1 + 5 * kStep].until == 1 + 5 * kStep + 4);
+}
+
+TEST_CASE("what most steps do is not late", "[plan][late_frees]") {
+  const std::size_t steps_of_ten = GENERATE(4, 6);
+  Late late;
+  for (std::size_t step = 0; step < steps_of_ten; ++step) {
+    late.emplace_back(1 + step * kStep + 14, 12);
+    late.emplace_back((9 - step) * kStep + 1 + 10, 12);  // not in the same steps
+  }
+  const UsualFrees usual = plan::without_late_frees(steps(10, late));
+  CHECK(usual.late == (steps_of_ten == 4 ? 8 : 0));
+}
+
+TEST_CASE("a run without steps, and requests that are planned once, keep their frees", "[plan][late_frees]") {
+  Problem once = steps(11, one_in_each_step(11));
+  once.repeats = false;
+  CHECK(plan::without_late_frees(once).late == 0);
+  CHECK(plan::without_late_frees(steps(2, one_in_each_step(2))).late == 0);
+  CHECK(plan::without_late_frees({}).late == 0);
+}
