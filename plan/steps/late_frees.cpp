@@ -12,21 +12,19 @@
 namespace stalloc::plan {
 namespace {
 
-constexpr std::uint64_t kTolerance = 1000;  // one part in so many of the peak may be lost to longer lives
-
 // Which request of the body a request of the repeating stretch corresponds to.
-std::size_t phase(std::size_t request, const SteadyState& steady) {
+std::size_t slot_in_body(std::size_t request, const SteadyState& steady) {
   return (request + steady.period - steady.begin) % steady.period;  // steady.begin < steady.run_begin + steady.period
 }
 
 // For each request of the body: its lives in all repetitions in which it is freed in time, the longest first.
-using Lives = std::vector<std::vector<std::uint64_t>>;
+using LivesBySlot = std::vector<std::vector<std::uint64_t>>;
 
-Lives lives_of(const Problem& problem, const SteadyState& steady) {
-  Lives lives(steady.period);
+LivesBySlot lives_by_slot(const Problem& problem, const SteadyState& steady) {
+  LivesBySlot lives(steady.period);
   for (std::size_t i = steady.run_begin; i < steady.run_end; ++i) {
     const std::uint64_t until = problem.requests[i].until;
-    if (until <= steady.run_end && until - i <= steady.period) lives[phase(i, steady)].push_back(until - i);
+    if (until <= steady.run_end && until - i <= steady.period) lives[slot_in_body(i, steady)].push_back(until - i);
   }
   for (std::vector<std::uint64_t>& of_slot : lives) std::sort(of_slot.begin(), of_slot.end(), std::greater<>());
   return lives;
@@ -38,9 +36,9 @@ std::uint64_t usual_life(const std::vector<std::uint64_t>& lives, std::size_t dr
 }
 
 // The peak of live bytes where every repetition lasts as long as that.
-std::uint64_t peak_with(Problem problem, const SteadyState& steady, const Lives& lives, std::size_t dropped) {
+std::uint64_t peak_with(Problem problem, const SteadyState& steady, const LivesBySlot& lives, std::size_t dropped) {
   for (std::size_t i = steady.run_begin; i < steady.run_end; ++i) {
-    const std::uint64_t life = usual_life(lives[phase(i, steady)], dropped);
+    const std::uint64_t life = usual_life(lives[slot_in_body(i, steady)], dropped);
     if (life != kNever && problem.requests[i].until != kNever) problem.requests[i].until = i + life;
   }
   return peak_live_bytes(problem);
@@ -53,10 +51,10 @@ UsualFrees without_late_frees(Problem problem) {
   if (!usual.problem.repeats) return usual;
   const SteadyState steady = find_steady_state(usual.problem);
   if (steady.period == 0 || steady.repetitions < 3) return usual;
-  const Lives lives = lives_of(usual.problem, steady);
+  const LivesBySlot lives = lives_by_slot(usual.problem, steady);
   const std::uint64_t recorded = peak_live_bytes(usual.problem);
   const auto is_enough = [&](std::size_t dropped) {
-    return peak_with(usual.problem, steady, lives, dropped) <= recorded + recorded / kTolerance;
+    return peak_with(usual.problem, steady, lives, dropped) <= recorded + recorded / kPeakTolerance;
   };
   if (is_enough(0)) return usual;
   std::size_t dropped = 1;  // the fewest that are enough, or all that may be dropped
@@ -70,7 +68,7 @@ UsualFrees without_late_frees(Problem problem) {
   }
   for (std::size_t i = steady.run_begin; i < steady.run_end; ++i) {
     Request& request = usual.problem.requests[i];
-    const std::uint64_t life = usual_life(lives[phase(i, steady)], dropped);
+    const std::uint64_t life = usual_life(lives[slot_in_body(i, steady)], dropped);
     if (life == kNever || request.until == kNever || request.until <= i + life) continue;
     request.upper -= request.until - (i + life);
     request.until = i + life;

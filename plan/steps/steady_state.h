@@ -44,6 +44,10 @@ struct SteadyState {
   [[nodiscard]] std::size_t end() const { return begin + period * repetitions; }
 };
 
+// A request of the body lives for the longest of all repetitions, so more may be live in the plan than in the run: one
+// part in so many of the recorded peak.
+inline constexpr std::uint64_t kPeakTolerance = 1000;
+
 // By what requests are compared: their size rounded to kUnitBytes, or their call site (the recorded stack). Both
 // include the stream.
 enum class RequestKey : std::uint8_t { Size, CallSite };

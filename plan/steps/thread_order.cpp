@@ -15,8 +15,7 @@ namespace {
 
 using Order = std::vector<std::size_t>;  // indices of requests
 
-constexpr std::size_t kMostSteps = 4;       // of the leader in a repetition of another thread
-constexpr std::uint64_t kTolerance = 1000;  // one part in so many of the peak may be lost to longer lives
+constexpr std::size_t kMostSteps = 4;  // of the leader in a repetition of another thread
 
 // The requests of each thread, the thread with the most first; no more threads than there may be lanes.
 std::vector<Order> requests_by_thread(const Problem& problem) {
@@ -124,7 +123,7 @@ class Merger {
     const Run run{steady.run_begin, steady.run_end, steady.period / steady.unrolled};
     if (!repeats(order, run)) return false;
     const Cost cost = cost_of(problem_, order, ordered, steady);
-    if (cost.planned + cost_.recorded > cost_.planned + cost.recorded + cost.recorded / kTolerance) return false;
+    if (cost.planned + cost_.recorded > cost_.planned + cost.recorded + cost.recorded / kPeakTolerance) return false;
     order_ = std::move(order);
     run_ = run;
     cost_ = cost;
