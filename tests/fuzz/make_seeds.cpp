@@ -37,6 +37,7 @@ int main(int argc, char** argv) {
     for (int i = 0; i < 6; ++i) devices.free(devices.alloc(1'000'000));
   }
   write("two_devices.fb", test::encode_trace(devices.trace(), 100));
+  write("late.fb", test::encode_trace(test::late_trace(8, 12), 100));
   const auto write_of_rank = [&write](const char* name, trace::Trace trace, const char* rank) {
     trace.process.rank = rank;
     write(name, test::encode_trace(trace, 64));

@@ -68,8 +68,9 @@ std::string device_text(const plan::PlannedDevice& device, bool recorded) {
   line("requests", fmt::format("{}", device.report.requests));
   line("steady state", steady_text(device, recorded));
   line("peak live",
-       fmt::format("{} ({} B){}", bytes_text(plan.peak_live_bytes), plan.peak_live_bytes,
-                   plan.varying.empty() && device.report.without_slot == 0 ? "" : ", of the planned requests"));
+       fmt::format("{} ({} B){}{}", bytes_text(plan.peak_live_bytes), plan.peak_live_bytes,
+                   plan.varying.empty() && device.report.without_slot == 0 ? "" : ", of the planned requests",
+                   device.report.late_frees == 0 ? "" : ", without late frees"));
   line("physical", fmt::format("{} ({} B)", bytes_text(plan.physical_bytes), plan.physical_bytes));
   line("utilization", fmt::format("{:.2f} %", 100 * utilization(plan.peak_live_bytes, plan.physical_bytes)));
   if (device.report.contiguous) line("gap", gap_text(plan));
@@ -79,8 +80,7 @@ std::string device_text(const plan::PlannedDevice& device, bool recorded) {
   line("start-up", fmt::format("about {:.0f} ms to create and map (estimated)", plan::estimate_startup_ms(plan)));
   line("waits", fmt::format("{}", plan.waits.size()));
   if (device.report.late_frees > 0)
-    line("late frees", fmt::format("{}, planned as in most steps; if one is late again, another place is used",
-                                   device.report.late_frees));
+    line("late frees", fmt::format("{} count as early as in most steps", device.report.late_frees));
   if (device.report.dynamic_slots > 0)
     line("dynamic", counted(device.report.dynamic_slots, "slot") + " with room for the largest size seen");
   if (const std::string passed = passed_text(device.report); !passed.empty()) line("not planned", passed);

@@ -37,6 +37,13 @@ says out "stalloc run --plan plan.fb"
 expect 0 0 --version
 says out "stalloc-plan "
 
+expect 0 0 late.fb -o late.plan
+says out "  late frees    7 count as early as in most steps"
+says out ", without late frees"
+expect 0 0 check late.fb late.plan
+expect 0 0 late.fb --whole-run -o late.plan
+grep -q "late frees" out && echo "FAILED: late frees in the plan of a whole run" && failed=1
+expect 0 0 check late.fb late.plan
 expect 0 0 loop.fb -o loop.plan
 says out "steady state"
 says out "utilization"

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <random>
+#include <utility>
 
 namespace stalloc::test {
 
@@ -118,6 +120,27 @@ plan::Plan sample_plan() {
   device.body = 2;
   device.waits = {{2, 1}};
   return {"stalloc test", "trace.fb", 0x1234, {device}};
+}
+
+trace::Trace late_trace(int steps, int tensors) {
+  constexpr std::uint64_t kMiB = 1 << 20;
+  TraceBuilder calls;
+  calls.alloc(64 * kMiB);
+  std::optional<TraceBuilder::Id> last;
+  for (int step = 0; step < steps; ++step) {
+    std::optional<TraceBuilder::Id> late;
+    for (int i = 0; i < tensors; ++i) {
+      const TraceBuilder::Id next = calls.alloc((16 + static_cast<std::uint64_t>(i)) * kMiB);
+      const bool is_late = step + 1 < steps && i == step + 1;
+      if (is_late) late = last;
+      if (last && !is_late) calls.free(*last);
+      if (late && i == step + 1 + tensors / 2) calls.free(*std::exchange(late, std::nullopt));
+      last = next;
+    }
+    if (late) calls.free(*late);
+  }
+  calls.free(*last);
+  return std::move(calls.trace());
 }
 
 }  // namespace stalloc::test

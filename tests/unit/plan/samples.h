@@ -70,6 +70,10 @@ bool same_content(const trace::Trace& a, const trace::Trace& b);
 // optimizer, an end. `seed` chooses the sizes. Some requests live across the end of a step.
 trace::Trace training_trace(std::uint32_t seed, int steps, int microbatches);
 
+// Steps of `tensors` tensors of different sizes, each of which is freed when the next one was made. In each step but
+// the last, another one is freed half a step later. Pre: steps <= tensors.
+trace::Trace late_trace(int steps, int tensors);
+
 // A small plan with a stitched view, a body and a wait.
 plan::Plan sample_plan();
 
