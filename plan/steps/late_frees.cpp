@@ -17,14 +17,17 @@ std::size_t slot_in_body(std::size_t request, const SteadyState& steady) {
   return (request + steady.period - steady.begin) % steady.period;  // steady.begin < steady.run_begin + steady.period
 }
 
-// For each request of the body: its lives in all repetitions in which it is freed in time, the longest first.
+// For each request of the body: its lives in all repetitions, the longest first. kNever: it lived for longer than the
+// body. Lives that go on at the end of the stretch count only if they are that long, since their end is not known.
 using LivesBySlot = std::vector<std::vector<std::uint64_t>>;
 
 LivesBySlot lives_by_slot(const Problem& problem, const SteadyState& steady) {
   LivesBySlot lives(steady.period);
   for (std::size_t i = steady.run_begin; i < steady.run_end; ++i) {
-    const std::uint64_t until = problem.requests[i].until;
-    if (until <= steady.run_end && until - i <= steady.period) lives[slot_in_body(i, steady)].push_back(until - i);
+    const std::uint64_t end = std::min<std::uint64_t>(problem.requests[i].until, steady.run_end);
+    const bool is_long = end - i > steady.period;
+    if (!is_long && problem.requests[i].until > end) continue;
+    lives[slot_in_body(i, steady)].push_back(is_long ? kNever : end - i);
   }
   for (std::vector<std::uint64_t>& of_slot : lives) std::sort(of_slot.begin(), of_slot.end(), std::greater<>());
   return lives;

@@ -85,6 +85,18 @@ TEST_CASE("what most steps do is not late", "[plan][late_frees]") {
   CHECK(usual.late == (steps_of_ten == 4 ? 8 : 0));
 }
 
+TEST_CASE("a request that most steps keep for many steps is not late", "[plan][late_frees]") {
+  constexpr std::size_t kSteps = 40;
+  constexpr std::uint64_t kKept = 10 * kStep;
+  Late late = one_in_each_step(12);
+  for (std::size_t step = 0; step < kSteps; ++step) {
+    if (step % 13 != 5) late.emplace_back(step * kStep + kStep, kKept);
+  }
+  const UsualFrees usual = plan::without_late_frees(steps(kSteps, late));
+  CHECK(usual.late == 11);
+  CHECK(usual.problem.requests[20 * kStep + kStep].until == 20 * kStep + kStep + 2 + kKept);
+}
+
 TEST_CASE("a run without steps, and requests that are planned once, keep their frees", "[plan][late_frees]") {
   Problem once = steps(11, one_in_each_step(11));
   once.repeats = false;
