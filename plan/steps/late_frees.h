@@ -19,7 +19,8 @@ struct UsualFrees {
 //
 // If that needs more than a thousandth above the recorded peak, the latest frees of each request count as early as
 // those of the other repetitions: as few as are needed, and fewer than in half of the repetitions. When a free is late
-// in a later run, the request that finds its slot taken goes into a gap (plan/follow/gap.h). O(n log n). Pure.
+// in a later run, the request that finds its slot taken goes into a gap (plan/follow/gap.h). Only for runs of which
+// three quarters repeat in the recorded order. O(n log n). Pure.
 UsualFrees without_late_frees(Problem problem);
 
 }  // namespace stalloc::plan
