@@ -54,8 +54,7 @@ UsualFrees without_late_frees(Problem problem) {
   if (!usual.problem.repeats) return usual;
   const SteadyState steady = find_steady_state(usual.problem);
   if (steady.period == 0 || steady.repetitions < 3) return usual;
-  // Where the recorded order repeats for less than this, each thread may have an order of its own (steps.cpp).
-  if (4 * (steady.run_end - steady.run_begin) < 3 * usual.problem.requests.size()) return usual;
+  if (!repeats_as_recorded(steady, usual.problem.requests.size())) return usual;
   const LivesBySlot lives = lives_by_slot(usual.problem, steady);
   const std::uint64_t recorded = peak_live_bytes(usual.problem);
   const auto is_enough = [&](std::size_t dropped) {

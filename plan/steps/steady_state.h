@@ -48,6 +48,12 @@ struct SteadyState {
 // part in so many of the recorded peak.
 inline constexpr std::uint64_t kPeakTolerance = 1000;
 
+// Whether three quarters of `requests` requests repeat in the order in which they were made. If not, each thread may
+// have an order of its own.
+inline bool repeats_as_recorded(const SteadyState& steady, std::size_t requests) {
+  return 4 * (steady.run_end - steady.run_begin) >= 3 * requests;
+}
+
 // By what requests are compared: their size rounded to kUnitBytes, or their call site (the recorded stack). Both
 // include the stream.
 enum class RequestKey : std::uint8_t { Size, CallSite };

@@ -13,7 +13,7 @@ Steps find_by(const Problem& problem, RequestKey key) {
   // An order by threads can show more only when the recorded order does not show all.
   const std::size_t count = problem.requests.size();
   const std::size_t found = repeating(steps.steady);
-  if (!problem.repeats || 4 * found >= 3 * count) return steps;
+  if (!problem.repeats || repeats_as_recorded(steps.steady, count)) return steps;
   auto threads = order_by_threads(problem, key);
   if (!threads) return steps;
   SteadyState steady = find_steady_state(threads->problem, key);
