@@ -48,6 +48,7 @@ std::unique_ptr<Heap> Heap::create(Driver& driver, int device, const plan::Devic
   heap->mapping_calls_at_start_ = heap->mapping_calls();
   heap->mapping_ns_at_start_ = nanoseconds_since(begin);
   heap->update_physical();
+  heap->created_ = true;
   return heap;
 }
 
@@ -101,7 +102,9 @@ void Heap::stop_serving() noexcept {
 bool Heap::close() noexcept {
   stop_serving();
   const ContextScope scope(driver_, context_);
-  if (!scope.ok() || driver_.synchronize_context() != CUDA_SUCCESS) return false;  // memory in use cannot be unmapped
+  if (!scope.ok()) return false;
+  // Memory in use cannot be unmapped. No work uses that of a heap whose creation has failed.
+  if (created_ && driver_.synchronize_context() != CUDA_SUCCESS) return false;
   const PlainLock lock(mutex_);
   release_all(true);
   return true;

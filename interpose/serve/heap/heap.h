@@ -376,6 +376,7 @@ class Heap {
   int exhaustion_logs_ = 0;
   bool keeps_idle_memory_ = false;
   std::atomic<bool> closed_{false};  // set under the lock
+  bool created_ = false;             // `create` has succeeded: work may use the memory
 };
 
 }  // namespace stalloc::serve

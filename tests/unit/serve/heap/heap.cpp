@@ -589,6 +589,29 @@ TEST_CASE("with a plan that places nothing, everything is served dynamically", "
   REQUIRE(logs == 0);
 }
 
+TEST_CASE("a heap that cannot be created waits for nothing", "[serve][heap]") {
+  const plan::DevicePlan plan = overlapping_plan();
+  const bool with_plan = GENERATE(false, true);
+  int failed = 0;
+  for (std::uint64_t call = 1;; ++call) {
+    FakeDriver driver;
+    int waits = 0;
+    driver.while_synchronizing = [&] { ++waits; };
+    driver.fail_at(call, CUDA_ERROR_OUT_OF_MEMORY);
+    std::string why;
+    auto heap = Heap::create(driver, 0, with_plan ? &plan : nullptr, FakeDriver::context(), {}, &why);
+    const bool all_succeeded = driver.calls() < call;
+    driver.fail_at(0);
+    REQUIRE(waits == 0);
+    if (all_succeeded) break;
+    if (heap == nullptr) {
+      ++failed;
+      REQUIRE(driver.holds_nothing());
+    }
+  }
+  REQUIRE(failed >= 2);
+}
+
 TEST_CASE("a heap releases everything, events included", "[serve][heap]") {
   FakeDriver driver(kPage);
   std::string why;
