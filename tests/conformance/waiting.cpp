@@ -2,8 +2,11 @@
 // Calls while a gate holds a stream. A call that does not wait for it under CUDA alone must not wait under a library
 // either, since the stream may be waiting for this thread.
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/conformance/answers.h"
@@ -78,6 +81,7 @@ struct CallBesideGate {
   const char* name;
   std::function<void(HeldScene&, Answers&)> make;
   int held_ms = kLongMs;
+  bool uses_held = false;  // it gives the held stream work, for which there may be no room
 };
 
 // The state of the held stream's memory.
@@ -117,7 +121,7 @@ std::vector<CallBesideGate> calls() {
       {"cuMemAllocAsync of 16 MiB on another stream",
        [](HeldScene& s, Answers& a) { a.add(s.allocate(kBig, s.other)); }},
       {"cuMemAllocAsync of 16 MiB on the held stream",
-       [](HeldScene& s, Answers& a) { a.add(s.allocate(kBig, s.held)); }},
+       [](HeldScene& s, Answers& a) { a.add(s.allocate(kBig, s.held)); }, kLongMs, true},
       {"cuMemAllocAsync of more than there is",
        [](HeldScene& s, Answers& a) { a.add(s.allocate(s.machine.total_bytes() + 1, s.other)); }},
       {"cuMemAllocAsync of all that the device has",
@@ -130,7 +134,8 @@ std::vector<CallBesideGate> calls() {
        [](HeldScene& s, Answers& a) {
          a.add(s.cuda.cuMemFreeAsync(s.blocks[1], s.held));
          s.blocks[1] = 0;
-       }},
+       },
+       kLongMs, true},
       {"cuMemFreeAsync on another stream",
        [](HeldScene& s, Answers& a) {
          a.add(s.cuda.cuMemFreeAsync(s.blocks[1], s.other));
@@ -171,7 +176,8 @@ std::vector<CallBesideGate> calls_of_pools_and_streams() {
          a.add(s.cuda.cuMemFreeAsync(at, s.held));
          a.add(s.cuda.cuMemPoolTrimTo(pool, 0));
          a.add(s.cuda.cuMemPoolDestroy(pool));
-       }},
+       },
+       kLongMs, true},
       {"setting the release threshold",
        [](HeldScene& s, Answers& a) {
          cuuint64_t nothing = 0;
@@ -240,6 +246,61 @@ void try_all(const Machine& machine, Report& report, const std::vector<CallBesid
                   answers_beside_gate(
                       machine, scene.held, behind, [&](Answers& a) { call.make(scene, a); }, call.held_ms));
     }
+  }
+}
+
+// A thread that gives the held stream work until its queue is full, and then waits for room. `start` returns when the
+// thread has waited for a while; `join` returns when all of the work has found room.
+class Filler {
+ public:
+  explicit Filler(const HeldScene& scene) : scene_(scene), written_(scene.machine.allocate_plain(kSmall)) {}
+  ~Filler() {
+    if (thread_.joinable()) thread_.join();
+    scene_.machine.free_plain(written_);
+  }
+  Filler(const Filler&) = delete;
+  Filler& operator=(const Filler&) = delete;
+
+  void start() {
+    thread_ = std::thread([this] {
+      scene_.machine.join();
+      for (; given_ < kMost; ++given_) scene_.cuda.cuMemsetD8Async(written_, 0, kSmall, scene_.held);
+    });
+    for (int before = -1; before != given_;) {
+      before = given_;
+      std::this_thread::sleep_for(std::chrono::milliseconds(kWhileMs));
+    }
+  }
+  void join() { thread_.join(); }
+
+ private:
+  static constexpr int kMost = 4096;  // four times what the queue of an H200 takes
+  static constexpr int kWhileMs = 50;
+
+  const HeldScene& scene_;
+  const CUdeviceptr written_;
+  std::atomic<int> given_{0};
+  std::thread thread_;
+};
+
+// Calls that give the held stream no work, while another thread waits for room in that stream's queue. They must not
+// wait for room there, either.
+void try_beside_full_stream(const Machine& machine, Report& report) {
+  std::vector<CallBesideGate> all = calls();
+  const std::vector<CallBesideGate> more = calls_of_pools_and_streams();
+  all.insert(all.end(), more.begin(), more.end());
+  for (const CallBesideGate& call : all) {
+    if (call.uses_held) continue;
+    HeldScene scene(machine);
+    Filler filler(scene);
+    const auto behind = [&] {
+      scene.free_every_other(scene.held);
+      filler.start();
+    };
+    report.fact(std::string("beside a held stream whose queue is full, ") + call.name,
+                answers_beside_gate(
+                    machine, scene.held, behind, [&](Answers& a) { call.make(scene, a); }, call.held_ms));
+    filler.join();
   }
 }
 
@@ -359,6 +420,7 @@ void try_green_context(const Machine& machine, Report& report) {
 void waiting(Machine& machine, Report& report, std::uint64_t) {
   try_all(machine, report, calls());
   try_all(machine, report, calls_of_pools_and_streams());
+  try_beside_full_stream(machine, report);
   try_many_streams(machine, report);
   machine.settle();
 }

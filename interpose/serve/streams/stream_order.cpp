@@ -101,6 +101,7 @@ StreamOrdinal StreamOrder::admit(StreamKey key, StreamOrdinal stream) noexcept {
   admitted.key = key;
   admitted.alive = true;
   admitted.uses_memory = false;
+  admitted.wants_event = false;
   admitted.used_at = latest_number();
   admitted.watched_frees = watched_frees_;
   for (std::size_t i = 1; i <= kMaxStreams; ++i) {
@@ -297,7 +298,7 @@ void StreamOrder::count_spared_wait(StreamOrdinal waiter, StreamOrdinal owner, s
 bool StreamOrder::query_complete(StreamOrdinal owner, std::uint64_t number) noexcept {
   const FreeEvent* event = streams_[owner].events.first_covering(number);
   if (event == nullptr) event = record_late_event(owner);
-  return event != nullptr && query_event(owner, *event);
+  return event != nullptr ? query_event(owner, *event) : clocks_.complete_up_to(owner) >= number;
 }
 
 bool StreamOrder::query_event(StreamOrdinal owner, const FreeEvent& event) noexcept {
@@ -320,13 +321,23 @@ const FreeEvent* StreamOrder::record(StreamOrdinal ordinal, bool at_free) noexce
     return nullptr;
   }
   if (driver_.record_event(*event, stream.key.handle) != CUDA_SUCCESS) return nullptr;
+  stream.wants_event = false;
   return &stream.events.recorded(last_free(ordinal), at_free);
 }
 
-// The same for a late event, which may follow later work of the stream.
+// The same for a late event, which may follow later work of the stream. Null also where none is needed: an idle stream
+// that synchronizes with no other has completed its frees.
 const FreeEvent* StreamOrder::record_late_event(StreamOrdinal ordinal) noexcept {
-  if (is_barrier(streams_[ordinal]) && driver_.query_stream(CU_STREAM_LEGACY) != CUDA_SUCCESS) return nullptr;
-  return record(ordinal, false);
+  Stream& stream = streams_[ordinal];
+  if (closed_ || !is_reachable(stream)) return nullptr;
+  if (late_events_allowed_ && !is_barrier(stream)) return record(ordinal, false);
+  if (driver_.query_stream(stream.key.handle) != CUDA_SUCCESS) {
+    stream.wants_event = true;
+    return nullptr;
+  }
+  if (stream.blocking || stream.key.handle == CU_STREAM_LEGACY) return record(ordinal, false);
+  clocks_.mark_complete(ordinal, last_free(ordinal));
+  return nullptr;
 }
 
 void StreamOrder::blocking_streams_exist() noexcept {
@@ -342,7 +353,7 @@ std::uint64_t StreamOrder::assign_free_number(StreamOrdinal stream, bool for_oth
   const std::uint64_t number = clocks_.take_number();
   clocks_.set_latest_free(stream, number);
   const bool for_several = for_others && has_several_users();
-  bool wanted = is_special || (for_several && is_watched(stream));
+  bool wanted = is_special || freeing.wants_event || (for_several && is_watched(stream));
   if (!wanted && (for_several || is_barrier(freeing))) {
     const FreeEvent* latest = freeing.events.latest();
     wanted = number >= kFreesPerEvent + (latest == nullptr ? 0 : latest->covers);

@@ -40,11 +40,16 @@ namespace stalloc::serve {
 // a stream that is not watched, one of many frees has an event, which tells which frees are complete. When an event is
 // missed, the bytes are not used by another stream this time, and the stream is watched again, for twice as many frees.
 //
-// After a free without an event of its own, another stream may use the bytes once the free is known to be complete. To
-// find that out, a late event is recorded when the bytes are first wanted. No stream waits for a late event, since it
-// also follows work that T was given after the free, and that work may depend on S: by a host function, by a kernel
-// that polls memory, or by another process. Only when the device has no more memory may a stream wait for a late event
-// (`allow_late_events`). If the driver refuses a call, the bytes stay unordered and must not be served.
+// After a free without an event of its own, another stream may use the bytes once the free is known to be complete:
+// when T is found idle, or by the event of T's next free, which is then recorded in any case. No event is recorded on T
+// at other moments, because the queue of a busy stream may be full, and the call would wait until the device takes work
+// from it, which may depend on what the calling thread does next. (If T is idle but synchronizes with other streams, as
+// the legacy stream does, its being idle does not show that the free is complete. A late event is recorded there.)
+//
+// Only when the device has no more memory is a late event recorded on a busy stream, and may a stream wait for it
+// (`allow_late_events`). It also follows work that T was given after the free, and that work may depend on S: by a host
+// function, by a kernel that polls memory, or by another process. If the driver refuses a call, the bytes stay
+// unordered and must not be served.
 //
 // The legacy stream is special in a program with blocking streams, which synchronize with it: an event on the legacy
 // stream waits for the work of those streams, and their later work waits for the event. CUDA's own free on that stream
@@ -109,7 +114,8 @@ class StreamOrder {
   // True if another stream had freed some of the bytes for which one of the functions above returned true last.
   [[nodiscard]] bool made_foreign_ready() const noexcept { return made_foreign_ready_; }
 
-  // Whether a stream may wait for late events, which follow later work of the freeing stream.
+  // Whether late events, which follow later work of the freeing stream, are recorded on busy streams, and streams may
+  // wait for them.
   void allow_late_events(bool may) noexcept { late_events_allowed_ = may; }
 
   // The program creates blocking streams, which synchronize with the legacy stream. Call before they are given work.
@@ -148,14 +154,14 @@ class StreamOrder {
   [[nodiscard]] std::uint64_t latest_number() const noexcept { return clocks_.latest_number(); }
   void mark_all_complete(std::uint64_t number) noexcept { clocks_.mark_all_complete(number); }
 
-  // Records an event after the latest free of each stream that has none there yet. Once the program has synchronized
-  // with the stream, a query of the event shows that these frees are complete.
+  // Finds out which streams are idle, so that the frees of these that no event covers are complete, or get an event.
+  // The next free of each other stream with such frees gets an event.
   void record_free_events() noexcept;
-  // Finds out which frees are complete: records the events that are missing, and queries repeatedly, with a limited
+  // Finds out which frees are complete: does what `record_free_events` does, and queries repeatedly, with a limited
   // number of rounds.
   void poll_thoroughly() noexcept;
-  // The same for frequent calls: queries each pending event once, and records an event only on a stream without a
-  // pending one. Frees that complete a little later are known at the next call.
+  // The same for frequent calls: queries each pending event once, and each stream without a pending one. Frees that
+  // complete a little later are known at the next call.
   void poll() noexcept;
 
   // Call before the program destroys a stream. CUDA may give its handle to another stream afterwards.
@@ -181,6 +187,7 @@ class StreamOrder {
     bool alive = false;               // the stream has not been destroyed
     bool blocking = false;            // created without CU_STREAM_NON_BLOCKING, or a thread's own default stream
     bool uses_memory = false;         // false: known for its events only
+    bool wants_event = false;         // its next free has an event: the stream was busy when one was wanted
     std::uint64_t used_at = 0;        // latest free number when it was last looked up, to find the least recently used
     std::uint64_t watched_frees = 0;  // for how many frees it is watched after one of its events was wanted
     std::uint64_t watched_until = 0;  // the number of the last free that has an event in any case

@@ -118,6 +118,7 @@ CUresult event_record(CUevent handle, CUstream stream_handle) {
   if (event == nullptr || &root_of(*event->context) != &root_of(*stream->context)) return CUDA_ERROR_INVALID_HANDLE;
   if (const CUresult result = check_event(*event)) return result;
   auto stamp = std::make_shared<std::atomic<Event::Clock::rep>>(0);
+  wait_for_room(*stream);
   // The record is one step with respect to captures that other threads begin: it is within a capture or not.
   const std::scoped_lock streams(stream_mutex());
   if (const CUresult result = check_open(*stream)) return result;
@@ -210,6 +211,7 @@ CUresult stream_wait_event(CUstream stream_handle, CUevent handle, unsigned flag
   const std::shared_ptr<Event> event = find_event(handle);
   if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (const CUresult result = check_event(*event)) return result;
+  wait_for_room(*stream);
   const std::scoped_lock streams(stream_mutex());
   if (const CUresult result = check_open(*stream)) return result;
   if (flags != 0) return wait_from_graph(*stream, event, flags);

@@ -140,7 +140,16 @@ CUresult submit_locked(Stream& stream, std::function<void()> run, std::vector<Po
   return CUDA_SUCCESS;
 }
 
+void wait_for_room(const Stream& stream) {
+  const bool captured = [&] {
+    const std::scoped_lock lock(stream_mutex());
+    return stream.capture != nullptr;
+  }();
+  if (!captured) stream.timeline->wait_for_room();
+}
+
 CUresult submit(Stream& stream, std::function<void()> run, std::vector<Point> after, Point* point) {
+  wait_for_room(stream);
   const std::scoped_lock lock(stream_mutex());
   if (stream.capture != nullptr) {
     if (stream.capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;

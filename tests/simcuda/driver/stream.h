@@ -39,6 +39,9 @@ CUresult find_stream(Context& context, CUstream handle, std::shared_ptr<Stream>*
 // held.
 CUresult check_open(const Stream& stream);
 
+// Waits while the stream's queue is full, as CUDA does before it gives a stream work. Pre: stream_mutex() is not held.
+void wait_for_room(const Stream& stream);
+
 // Puts work onto the stream, or into the graph into which the stream is captured. Blocking streams and the legacy
 // stream wait for each other as CUDA says. If `point` is not null it receives the moment when the work is done, or an
 // empty point during a capture.

@@ -75,6 +75,11 @@ void Timeline::wait(std::uint64_t sequence) {
   }
 }
 
+void Timeline::wait_for_room() {
+  const std::uint64_t queued_before = submitted();
+  if (queued_before >= kMostQueued) wait(queued_before - kMostQueued + 1);
+}
+
 void Timeline::close() {
   const std::scoped_lock lock(mutex_);
   closed_ = true;

@@ -48,6 +48,8 @@ class Timeline : public std::enable_shared_from_this<Timeline> {
   [[nodiscard]] std::uint64_t completed() const { return completed_.load(std::memory_order_acquire); }
   [[nodiscard]] Point now() { return {shared_from_this(), submitted()}; }
   void wait(std::uint64_t sequence);
+  // Waits while as much work is queued as a device's queue takes: an H200 (driver 580) takes 1021 pieces.
+  void wait_for_room();
   // Says that no more work will come: the thread ends when the queue is empty.
   void close();
 
@@ -64,6 +66,7 @@ class Timeline : public std::enable_shared_from_this<Timeline> {
   void work();
 
   static constexpr std::uint64_t kNone = UINT64_MAX;
+  static constexpr std::uint64_t kMostQueued = 1021;
 
   const std::uint64_t id_;
   const std::atomic<CUresult>& error_;

@@ -407,6 +407,7 @@ CUresult FakeDriver::record_event(CUevent event, CUstream stream) {
   if (streams_[recorder].capturing || blocked_by_capture(streams_[recorder])) {
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
+  ++records_;
   recorded.recorded = true;
   recorded.clock = streams_[recorder].clock;  // complete as soon as all work before it is
   return CUDA_SUCCESS;

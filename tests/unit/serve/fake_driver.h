@@ -76,7 +76,8 @@ class FakeDriver final : public serve::Driver {
   std::uint64_t memory_queries() const { return memory_queries_; }
   // Counts the calls that record, wait for or query events, or synchronize.
   std::uint64_t order_calls() const { return order_calls_; }
-  std::function<void()> while_synchronizing;  // called during each wait for the context; may be empty
+  std::uint64_t records() const { return records_; }  // of events
+  std::function<void()> while_synchronizing;          // called during each wait for the context; may be empty
   // While it is set, another thread captures in global mode: frees that wait fail.
   std::atomic<bool> captures_globally{false};
   std::atomic<bool> refuses_to_map{false};
@@ -179,6 +180,7 @@ class FakeDriver final : public serve::Driver {
 
   std::atomic<std::uint64_t> calls_{0};
   std::atomic<std::uint64_t> order_calls_{0};
+  std::atomic<std::uint64_t> records_{0};
   std::atomic<std::uint64_t> memory_queries_{0};
   std::atomic<std::uint64_t> fail_at_{0};
   std::atomic<std::uint64_t> failures_{1};  // from then on
