@@ -154,11 +154,12 @@ class Cost:
     def prepare(self):
         """Lets the imports begin."""
         if self.result["at_once"]:
-            self.prepared = {name: self.make_process(name) for name in self.names if name != "planned"}
+            self.prepared = {name: self.make_process(name) for name in self.names}  # a plan is read at the first use of CUDA
 
     def abandon(self):
         for process in [*self.prepared.values(), *self.processes.values()]:
             process.end(at_once=True)
+        self.prepared, self.processes = {}, {}
 
     def start(self, allocator):
         options = dataclasses.replace(self.options, seed=2) if allocator == "record" else self.options
@@ -228,6 +229,7 @@ class Cost:
         try:
             self.measure()
             if self.result["at_once"] and any("out of memory" in why for why in self.result["failed"].values()):
+                self.abandon()
                 self.result = dict(self.nothing_measured(), at_once=False)
                 self.measure()
         finally:
