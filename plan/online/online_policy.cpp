@@ -8,10 +8,8 @@
 namespace stalloc::plan {
 namespace {
 
-constexpr std::uint64_t kNever = std::uint64_t{1} << 63;
-
 constexpr std::uint64_t off_value(std::string_view text) {
-  return text == "2^63" ? kNever : static_cast<std::uint64_t>(text.front() - '0');
+  return text == "2^63" ? kLargestParameter : static_cast<std::uint64_t>(text.front() - '0');
 }
 
 constexpr PolicyParameter kParameters[] = {
@@ -23,7 +21,7 @@ constexpr PolicyParameter kParameters[] = {
 bool parse(std::string_view text, const PolicyParameter& parameter, std::uint64_t* value) {
   if (same_word(text, "off")) return *value = parameter.off, true;
   const auto size = parse_size(text);
-  if (!size || *size > kNever) return false;
+  if (!size || *size > kLargestParameter) return false;
   *value = *size;
   return *value > 0 || parameter.off == 0;  // the others are divided by
 }

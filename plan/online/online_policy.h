@@ -9,7 +9,9 @@
 
 namespace stalloc::plan {
 
-inline constexpr std::uint64_t kNeverRepeated = std::uint64_t{1} << 63;  // planned_repetitions: off
+// The largest value of a parameter. Where the list says "2^63", it switches the parameter's rule off.
+inline constexpr std::uint64_t kLargestParameter = std::uint64_t{1} << 63;
+inline constexpr std::uint64_t kNeverRepeated = kLargestParameter;  // planned_repetitions: off
 
 // The parameters for serving requests without a plan, on a device and in simulations alike.
 struct OnlinePolicy {

@@ -5,8 +5,8 @@ namespace stalloc::plan {
 namespace {
 
 constexpr std::uint64_t kOffsets = 4;  // physical offsets for each kind of handles, in multiples of what lives at once
-constexpr std::uint64_t kSparePages = 64;  // and beside that
-constexpr std::uint64_t kUnlimited = std::uint64_t{1} << 62;
+constexpr std::uint64_t kSparePages = 64;                     // and beside that
+constexpr std::uint64_t kViewBytes = std::uint64_t{1} << 62;  // addresses for stitched views: more than are ever used
 
 }  // namespace
 
@@ -14,7 +14,7 @@ SimulatedAllocator::Options simulation_options(std::uint64_t page, std::uint64_t
                                                CrossStream cross_stream) {
   SimulatedAllocator::Options options;
   options.cross_stream = cross_stream;
-  options.view_bytes = kUnlimited;
+  options.view_bytes = kViewBytes;
   HandlePlacement::Options& placement = options.placement;
   placement.page = page;
   const std::uint64_t part = round_up(kOffsets * live_bytes, placement.page) + kSparePages * placement.page;
@@ -22,7 +22,6 @@ SimulatedAllocator::Options simulation_options(std::uint64_t page, std::uint64_t
   placement.large = {part + placement.page, 2 * part + placement.page};
   placement.small = {2 * part + 2 * placement.page, 3 * part + 2 * placement.page};
   placement.policy = policy;
-  placement.policy.kept_views = kUnlimited;
   return options;
 }
 

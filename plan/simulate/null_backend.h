@@ -96,8 +96,9 @@ class NullBackend {
 using SimulatedAllocator = OnlineAllocator<NullBackend>;
 
 // The run-time allocator's options for requests with at most `live_bytes` live at the same time, on a device whose
-// pages have `page` bytes (is_granularity). The policy's `kept_views` has almost no effect, since views rarely
-// make room for others here.
+// pages have `page` bytes (is_granularity). There are addresses for any number of views, so only the policy's
+// `kept_views` limits their number. Once it is reached, requests mostly grow, since views rarely make room for others
+// here.
 [[nodiscard]] SimulatedAllocator::Options simulation_options(std::uint64_t page, std::uint64_t live_bytes,
                                                              const OnlinePolicy& policy = {},
                                                              CrossStream cross_stream = kDefaultCrossStream);

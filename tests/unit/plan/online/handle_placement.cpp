@@ -529,6 +529,22 @@ TEST_CASE("live requests share no byte, and every view shows whole handles, each
   }
 }
 
+TEST_CASE("no more views are made than may be kept") {
+  const auto kept = GENERATE(as<std::uint64_t>{}, 0, 3);
+  CAPTURE(kept);
+  OnlinePolicy policy;
+  policy.kept_views = kept;
+  policy.small_bytes = kPage / 2;
+  policy.smallest_stitched = kPage;
+  SimulatedAllocator allocator(simulation_options(kPage, 4000 * kPage, policy));
+  std::vector<Place> blocks;
+  for (int i = 0; i < 100; ++i) blocks.push_back(*allocator.allocate(kPage, 1));
+  for (std::size_t i = 0; i < blocks.size(); i += 2) allocator.free(blocks[i], kPage, 1);
+  for (int i = 0; i < 10; ++i) REQUIRE(allocator.allocate(2 * kPage, 1));
+  REQUIRE(allocator.counts().views == kept);
+  REQUIRE(allocator.placement().physical_bytes() == (100 + 2 * (10 - kept)) * kPage);
+}
+
 TEST_CASE("a home view that is full serves nothing") {
   SimulatedAllocator::Options options = simulation_options(kPage, 0);
   SimulatedAllocator allocator(options);
