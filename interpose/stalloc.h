@@ -68,9 +68,9 @@ struct stalloc_statistics {
   uint64_t unplanned_large_requests;
   /* count: times the position in the plan was lost and found again */
   uint64_t resynchronizations;
-  /* ns: time spent in the mapping calls at start */
+  /* ns: time that creating the heap of the device took, with the mapping calls at start */
   uint64_t mapping_ns_at_start;
-  /* ns: time spent in those after start */
+  /* ns: time spent in mapping_calls_after_start, but for those on the memory of a recorded plan */
   uint64_t mapping_ns_after_start;
   /* count: of planned_requests: served in the still empty slot of a later request whose memory is never freed */
   uint64_t spare_slots;

@@ -14,8 +14,8 @@ namespace stalloc::plan {
 // bytes the request would displace that slot's own request, which would displace another, and so on.
 //
 // A search looks at each slot that begins while the request lives. So that a program that follows its plan badly does
-// not search all the time, a search that exceeds a number of slots for each request so far is not made. Not
-// thread-safe.
+// not search all the time, all searches together may look at a first number of slots, and at some more for each request
+// so far. A search that might exceed this is not made. Not thread-safe.
 class GapFinder {
  public:
   // Call this for each request.
@@ -36,13 +36,13 @@ class GapFinder {
   }
 
  private:
-  // Without a limit, searches take 0.4 us for each request of 55 runs with late or missing requests
-  // (docs/benchmarks/real-run/gaps.txt).
-  static constexpr std::uint64_t kSlotsPerRequest = 64;
+  // Without a limit, searches take 0.4 us for each request of the 55 runs of docs/benchmarks/real-run/gaps.txt, which
+  // have late or missing requests.
   static constexpr std::uint64_t kFirstSlots = 1 << 18;
+  static constexpr std::uint64_t kSlotsPerRequest = 64;
 
-  std::uint64_t requests_ = 0;
-  std::uint64_t searched_ = 0;  // slots; at most kFirstSlots + requests_ * kSlotsPerRequest
+  std::uint64_t requests_ = 0;  // so far
+  std::uint64_t searched_ = 0;  // slots that were looked at: at most kFirstSlots + requests_ * kSlotsPerRequest
 };
 
 }  // namespace stalloc::plan

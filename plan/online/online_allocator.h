@@ -40,9 +40,9 @@
 //
 // The time for mapping is measured and limited to a share of the program's time (mapping_budget.h). While it exceeds
 // this share, new memory comes in larger handles, so that growing, stitching and giving back all take fewer calls.
-// While stitching alone exceeds it, a request that would be stitched of many small handles exchanges such handles for
-// large ones before step 3; and as long as little memory is free, the later steps do not stitch where they can grow.
-// The limit for "little" grows with the time that is owed.
+// While stitching alone exceeds it, no step stitches where it can grow, as long as little memory is free. The limit for
+// "little" grows with the time that is owed. Where more is free, a request that would be stitched of many small handles
+// exchanges such handles for large ones, right after step 2.
 #pragma once
 
 #include <algorithm>
