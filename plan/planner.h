@@ -19,7 +19,6 @@ inline constexpr std::uint64_t kDefaultGranularity = std::uint64_t{2} << 20;  //
 // free handles, so handles are small; but creating each takes time, so their number is limited.
 inline constexpr std::uint64_t kDefaultHandleBytes = std::uint64_t{6} << 20;
 inline constexpr std::uint64_t kDefaultHandles = 2048;
-inline constexpr std::size_t kPassReasons = 10;
 
 struct PlanOptions {
   std::uint64_t granularity = 0;  // bytes of a page (is_granularity); 0: the problem's, else the default
@@ -63,7 +62,8 @@ struct PlannedDevice {
 const char* describe(PassReason reason);
 
 // Plans one device. Errors: options that cannot be used, a recorded granularity that no device has; more slots than a
-// plan can number; no places were found before the search ended. Pure; deterministic.
+// plan can number; no places were found before the search ended. Pure; deterministic, except with `contiguous`, whose
+// result depends on the machine's speed.
 Expected<PlannedDevice> plan_device(const Problem& problem, const PlanOptions& options);
 
 }  // namespace stalloc::plan

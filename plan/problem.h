@@ -2,6 +2,7 @@
 // The planner's input: the requests of one device in the order in which the program made them.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -10,7 +11,8 @@
 
 namespace stalloc::plan {
 
-// Why a request must go to the original allocator. It stays in the sequence but takes no bytes of the plan.
+// Why a request gets no place in the plan. It stays in the sequence but takes no bytes. Those from Leaked on are served
+// at run time as if the plan had no slot for them, and the others by the original allocator.
 enum class PassReason : std::uint8_t {
   None,           // it is planned
   Empty,          // of 0 bytes, in a trace
@@ -21,8 +23,9 @@ enum class PassReason : std::uint8_t {
   Leaked,         // made in every repetition and not freed for many
   Unordered,      // its free cannot be ordered before the next use of the bytes (see sequence.h)
   Varying,        // its size varies from step to step, and room for the largest would cost memory
-  Left            // served at run time: a planned place would be idle while others need memory (see dynamic_slots.h)
+  Left            // a planned place would be idle while others need memory (see dynamic_slots.h, beginning.h)
 };
+inline constexpr std::size_t kPassReasons = static_cast<std::size_t>(PassReason::Left) + 1;
 
 // The planner numbers streams by their ordinals in the trace. kEveryStream stands for synchronous calls: memory of
 // cudaMalloc may be used on any stream at once, and cudaFree is ordered after all work of the device.
@@ -43,7 +46,7 @@ struct Request {
   std::uint32_t thread = 0;             // ordinal in the trace; see also successive_threads.h
   std::uint32_t stack = 0;              // ids as in the trace
   std::uint32_t module = 0;
-  PassReason pass = PassReason::None;  // why it is left to the original allocator
+  PassReason pass = PassReason::None;  // why it gets no place
 
   // Bytes that the plan must find for it.
   [[nodiscard]] std::uint64_t bytes() const { return pass == PassReason::None ? round_up(size, kUnitBytes) : 0; }
