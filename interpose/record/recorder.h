@@ -33,9 +33,11 @@ struct TracedCall {
 // The most that a recorder keeps of chunks that it could not write; a chunk that is not yet full is not counted.
 inline constexpr std::size_t kMostUnwrittenBytes = std::size_t{64} << 20;
 
+// Records the calls of one process in a trace file. The first write creates the file. Only the constructor throws.
 class Recorder {
  public:
-  // `describe` returns the name, size and granularity of a device; it is called once for each device.
+  // `describe` returns the name, size and granularity of a device; it is called once for each device. Throws
+  // std::bad_alloc.
   Recorder(const Options& options, trace::Device (*describe)(int device));
 
   // Records a call. Thread-safe; never throws; keeps errno. Chunks that cannot be written now, for want of a descriptor

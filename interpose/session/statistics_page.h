@@ -35,6 +35,8 @@ struct StatisticsHeader {
 };
 static_assert(sizeof(StatisticsHeader) == 1024);
 
+// The page of this process. Thread-safe, but `finish` must be called only once. The figures of a device are written by
+// its heap, under the heap's lock.
 class StatisticsPage {
  public:
   static constexpr std::size_t kDevices = 64;

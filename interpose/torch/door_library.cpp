@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <new>
 #include <optional>
 #include <span>
@@ -218,12 +219,12 @@ Result export_block(const void* address, int device, void** exported, const char
   Heaps* heaps = Session::known_active_heaps();
   serve::Heap* heap = heaps == nullptr ? nullptr : heaps->of_device(device);
   if (heap == nullptr) return *why = "stalloc serves nothing any more", STALLOC_DOOR_DECLINED;
-  ExportedBlock* block = ExportedBlock::create(*heap, heaps->driver(), as_address(address), why);
+  std::unique_ptr<ExportedBlock> block = ExportedBlock::create(*heap, heaps->driver(), as_address(address), why);
   if (block == nullptr) return STALLOC_DOOR_DECLINED;
-  *exported = block;
   *ipc_handle = block->ipc_handle().data();
   *bytes = block->ipc_handle().size();
   *offset = block->offset();
+  *exported = block.release();  // until release_export
   return STALLOC_DOOR_DONE;
 }
 

@@ -236,8 +236,8 @@ bool map_entries(serve::Driver& driver, int process, const std::vector<IpcEntry>
 
 }  // namespace
 
-ExportedBlock* ExportedBlock::create(serve::Heap& heap, serve::Driver& driver, CUdeviceptr address,
-                                     const char** why) noexcept {
+std::unique_ptr<ExportedBlock> ExportedBlock::create(serve::Heap& heap, serve::Driver& driver, CUdeviceptr address,
+                                                     const char** why) noexcept {
   try {
     const std::optional<serve::Heap::Backing> backing = heap.backing(address);
     if (!backing) return *why = "no tensor begins there", nullptr;
@@ -255,7 +255,7 @@ ExportedBlock* ExportedBlock::create(serve::Heap& heap, serve::Driver& driver, C
       block->handles_.push_back(handle.id);
       block->ipc_handle_.append(reinterpret_cast<const char*>(&entry), sizeof entry);
     }
-    return block.release();
+    return block;
   } catch (const std::exception&) {
     return *why = "the host is out of memory", nullptr;
   }

@@ -11,6 +11,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,8 +28,8 @@ class ExportedBlock {
  public:
   // Exports the block of `heap` that begins at `address`. Null if it cannot be exported; `why` then gives the reason in
   // one line. Pre: the block stays live as long as the result. Thread-safe; throws nothing.
-  static ExportedBlock* create(serve::Heap& heap, serve::Driver& driver, CUdeviceptr address,
-                               const char** why) noexcept;
+  static std::unique_ptr<ExportedBlock> create(serve::Heap& heap, serve::Driver& driver, CUdeviceptr address,
+                                               const char** why) noexcept;
   ~ExportedBlock();
   ExportedBlock(const ExportedBlock&) = delete;
   ExportedBlock& operator=(const ExportedBlock&) = delete;
