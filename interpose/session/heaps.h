@@ -29,8 +29,8 @@ namespace stalloc {
 // are taken before a heap's lock, never after it. Any context may be current unless a precondition says otherwise.
 class Heaps {
  public:
-  // Devices with this number and above are not served.
-  static constexpr int kDevices = 64;
+  // Devices with this number and above are not served: the statistics page has no place for them.
+  static constexpr int kDevices = static_cast<int>(StatisticsPage::kDevices);
 
   // Devices without a plan get a heap only if `options.dynamic` is set. The heaps publish their figures in `page`,
   // unless it is null. `cuda` and `page` must live as long as this object; `driver` is copied. Throws std::bad_alloc.

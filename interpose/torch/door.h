@@ -20,6 +20,9 @@ extern "C" {
  * the structures, or of what a function does. */
 #define STALLOC_DOOR_INTERFACE 7
 
+/* Devices with this number and above are not served. */
+#define STALLOC_DOOR_DEVICES 64
+
 enum stalloc_door_result {
   STALLOC_DOOR_DONE = 0,
   STALLOC_DOOR_DECLINED = 1,  /* not served by stalloc, or not its memory: PyTorch's native allocator must do it */

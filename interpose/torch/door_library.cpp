@@ -19,7 +19,7 @@ namespace {
 using trace::EventKind;
 using Result = stalloc_door_result;
 
-constexpr std::size_t kDevices = 64;
+static_assert(STALLOC_DOOR_DEVICES == Heaps::kDevices);
 
 // PyTorch is compiled for the legacy default stream, so stream 0 always means that one.
 StreamKey key_of(void* stream) noexcept { return make_stream_key(static_cast<CUstream>(stream), false); }
@@ -82,7 +82,7 @@ Result allocate(int device, std::size_t bytes, void* stream, const void* caller,
 bool is_blocked_by_capture(void* stream) noexcept { return Session::captures().may_be_captured(key_of(stream).handle); }
 
 JoinStreams& join_streams_of(int device) {
-  static auto* const streams = new std::array<JoinStreams, kDevices>();
+  static auto* const streams = new std::array<JoinStreams, Heaps::kDevices>();
   return (*streams)[static_cast<std::size_t>(device)];
 }
 
@@ -193,7 +193,6 @@ Result free_after(void* address, int device, const stalloc_door_stream* streams,
   if (heaps == nullptr) return STALLOC_DOOR_DONE;
   serve::Heap* heap = heaps->of_device(device);
   if (heap == nullptr || !heap->owns(as_address(address))) return STALLOC_DOOR_DECLINED;
-  if (static_cast<std::size_t>(device) >= kDevices) return STALLOC_DOOR_DECLINED;
   const serve::ContextScope scope(heaps->driver(), heap->context());
   if (!scope.ok()) return STALLOC_DOOR_DONE;
   return free_when_complete(*heaps, *heap, address, {streams, count}, key_of(streams[0].stream));

@@ -10,8 +10,7 @@
 namespace stalloc::plan {
 namespace {
 
-constexpr std::uint64_t kTolerance = 1000;  // one part in so many of the recorded peak may be lost
-constexpr std::uint64_t kSpare = 64;        // one part in so many of the planned memory is not filled up
+constexpr std::uint64_t kSpare = 64;  // one part in so many of the planned memory is not filled up
 
 class Chooser {
  public:
@@ -46,7 +45,7 @@ class Chooser {
   void choose() {
     const std::uint64_t peak = peak_live_bytes(problem_);
     for (std::size_t least = 1; least < sequence_.slots.size(); least *= 2) {
-      if (plan_from(least) + peak_of_left() <= peak + peak / kTolerance) return;
+      if (plan_from(least) + peak_of_left() <= peak + peak / kPeakTolerance) return;
     }
     plan_from(kNone);
   }

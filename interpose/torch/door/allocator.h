@@ -86,7 +86,7 @@ class DoorAllocator final : public Forwarding {
   void use_door_deleter(c10::DataPtr& pointer) override;
 
  private:
-  static constexpr std::size_t kDevices = 64;
+  static constexpr std::size_t kDevices = STALLOC_DOOR_DEVICES;
   static constexpr std::size_t kMostRefused = 16;  // postponed frees that a request tries in vain
 
   struct Request {
