@@ -29,7 +29,7 @@ void EventOrder::looked_up(std::string_view symbol) noexcept {
       "cuGraphAddNode", "cuGraphNodeSetParams", "cuGraphExecNodeSetParams", "cuLaunchKernelEx"};
   bool other = false;
   for (const std::string_view name : kOthers) other = other || symbol.starts_with(name);
-  if (other || (records && !only_reads)) distrust_all();
+  if (other || (records && !only_reads)) distrusted_.store(true, std::memory_order_release);
 }
 
 }  // namespace stalloc::serve

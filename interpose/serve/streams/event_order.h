@@ -137,10 +137,10 @@ class EventOrder {
     Entry& entry = entry_of(event);
     end(entry, begin(entry), false);
   }
-  // Call when the event, or any event, may be recorded without being observed from now on.
+  // Call when the event may be recorded without being observed from now on.
   void distrust(CUevent event) noexcept { entry_of(event).word.fetch_or(kDistrusted, std::memory_order_acq_rel); }
-  void distrust_all() noexcept { distrusted_.store(true, std::memory_order_release); }
-  // Call when the program looks up a function of the driver that is not hooked.
+  // Call when the program looks up a function of the driver that is not hooked. If the function may record events, all
+  // events are distrusted.
   void looked_up(std::string_view symbol) noexcept;
 
   // From now on, records leave clocks. Call when a second stream of a context uses memory.

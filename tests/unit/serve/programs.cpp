@@ -55,7 +55,7 @@ void Program::request(const ProgramRequest& wanted) {
 
 void Program::serve(const ProgramRequest& wanted) {
   const StreamKey stream = deviates_ && random_() % 10 == 0 ? any_stream() : streams_[wanted.stream % streams_.size()];
-  const bool for_all = deviates_ && synchronous_ && random_() % 16 == 0;
+  const bool for_all = deviates_ && random_() % 16 == 0;
   const auto address = with_little_memory(
       [&] { return for_all ? heap_->allocate_sync(wanted.bytes) : heap_->allocate(wanted.bytes, stream, nullptr); });
   if (!address) ++refused_;
@@ -87,7 +87,7 @@ void Program::give_back_the_dead() {
 }
 
 bool Program::give_back(const Live& live) {
-  if (deviates_ && synchronous_ && random_() % 16 == 0) return give_back_synchronously(live);
+  if (deviates_ && random_() % 16 == 0) return give_back_synchronously(live);
   if (deviates_ && !live.for_all && random_() % 8 == 0) return give_back_while_used(live);
   if (deviates_ && random_() % 16 == 0) return give_back_when_complete(live);
   moments_.push_back({driver_->work(live.stream)});

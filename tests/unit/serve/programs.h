@@ -61,7 +61,6 @@ class Program {
   const std::vector<Live>& live() const { return live_; }
   std::size_t served() const { return served_; }
   std::size_t refused() const { return refused_; }
-  void allow_synchronous(bool allowed) { synchronous_ = allowed; }
   // From now on, some requests are freed at once and made again.
   void drop_some() { drops_ = true; }
   // From now on, the host runs out of memory in one of so many calls of the heap; 0: in none.
@@ -95,7 +94,6 @@ class Program {
   std::size_t served_ = 0;
   std::size_t refused_ = 0;
   std::uint64_t one_without_memory_of_ = 0;
-  bool synchronous_ = true;
   bool drops_ = false;
   bool deviates_ = true;
 };
