@@ -15,7 +15,7 @@ HandlePlacement::HandlePlacement(const Options& options)
       in_handle_(options.small.end / options.page),
       page_shift_(static_cast<unsigned>(std::countr_zero(options.page))),
       free_pages_(options.small.begin, options.page) {
-  unmapped_.planned.add(options.planned);
+  unmapped_.planned.add(options.step_plan);
   unmapped_.large.add(options.large);
   unmapped_.small.add(options.small);
 }
@@ -142,7 +142,7 @@ void HandlePlacement::remove_handle(std::uint64_t at) {
   const Handle& handle = handles_.find(at)->second;
   const Range range{at, at + handle.bytes};
   take({&range, 1}, 0, StreamScope::All);
-  if (!handle.planned) part(unmapped_, at).add(range);
+  if (!handle.in_arena) part(unmapped_, at).add(range);
   disown_handle(at);
 }
 

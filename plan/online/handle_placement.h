@@ -45,7 +45,7 @@ class HandlePlacement {
  public:
   struct Options {
     std::uint64_t page = 0;  // the device's granularity: a power of two
-    Range planned;           // physical offsets for the memory of a plan that is made while the program runs; or empty
+    Range step_plan;         // physical offsets for the memory of a step plan (plan/running); or empty
     Range large;             // physical offsets for handles of large requests; before them are those of plans
     Range small;             // those for handles of small requests
     // Whether free bytes in handles for large requests are kept apart by stream. If not, `find_own` looks up those of a
@@ -56,8 +56,8 @@ class HandlePlacement {
 
   struct Handle {
     std::uint64_t bytes = 0;
-    std::uint64_t id = 0;  // the driver's
-    bool planned = false;  // belongs to the plan's arena
+    std::uint64_t id = 0;   // the driver's
+    bool in_arena = false;  // in the arena of a recorded plan
   };
   using Handles = std::map<std::uint64_t, Handle>;  // by physical offset
 

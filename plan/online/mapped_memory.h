@@ -86,17 +86,17 @@ class MappedMemory {
   // --- Releasing handles to the device, only if no pending work uses them ---
 
   // Releases handles that are wholly free, whose frees are complete, and that no view maps, until `keep` bytes are
-  // held; handles of the plan only if `of_plan`. Returns the bytes released.
-  std::uint64_t release_idle(std::uint64_t keep, bool of_plan);
-  // The same for just the handles that these ranges lie in, those of the plan excepted. First unmaps `view` if it is
+  // held; handles of a recorded plan's arena only if `of_arena`. Returns the bytes released.
+  std::uint64_t release_idle(std::uint64_t keep, bool of_arena);
+  // The same for just the handles that these ranges lie in, those of an arena excepted. First unmaps `view` if it is
   // idle (0: there is none), which showed them.
   std::uint64_t release_handles(Ranges freed, std::uint32_t view);
   // Whether one of the handles that `release_idle` considers is wholly free. After a call of that with `keep` 0,
   // pending work may still use it.
-  [[nodiscard]] bool has_free_handle(bool of_plan) const;
+  [[nodiscard]] bool has_free_handle(bool of_arena) const;
   // Releases memory for a request of `bytes`, no more than it needs: idle handles that no view maps, then idle views
   // and their handles. Returns the bytes released.
-  std::uint64_t reclaim(std::uint64_t bytes, bool of_plan);
+  std::uint64_t reclaim(std::uint64_t bytes, bool of_arena);
   // Releases idle handles of at most `largest` bytes each until they hold `bytes` together, and unmaps the idle views
   // that show them. False when there are too few, in which case nothing is released, or when the backend refuses.
   bool release_small(std::uint64_t bytes, std::uint64_t largest);
@@ -151,7 +151,7 @@ class MappedMemory {
   void add_handles(std::uint64_t at, std::span<const Handle> handles, StreamIndex stream);
   void shrink(const Proposal& proposal);
   std::optional<Place> stitch(const Proposal& proposal);
-  std::optional<std::uint32_t> make_view(const std::vector<Range>& pieces, bool planned);
+  std::optional<std::uint32_t> make_view(const std::vector<Range>& pieces, bool of_step_plan);
 
   void cut_idle_parts(std::uint32_t number);
   void remove_view(std::uint32_t view);
@@ -162,13 +162,13 @@ class MappedMemory {
     Range range;  // of a handle
     bool is_shown = false;
   };
-  enum class Views : std::uint8_t { All, Planned };
+  enum class Views : std::uint8_t { All, OfStepPlan };
   std::vector<std::uint64_t> releasable(std::vector<Candidate> handles, Views views);
   std::vector<std::uint64_t> idle_handles(Views views);
   template <class IsWanted>
   bool exchange_handles(const DevicePlan& plan, std::uint64_t home, IsWanted is_wanted, StreamIndex stream);
   bool map_plan_views(const DevicePlan& plan, const std::vector<bool>& is_late, PlanMemory* memory);
-  std::uint64_t release_until(std::uint64_t keep, bool of_plan);
+  std::uint64_t release_until(std::uint64_t keep, bool of_arena);
   void release_idle_small(std::uint64_t grown);
   [[nodiscard]] bool is_kept(Range handle) const noexcept {
     return handle.begin >= plan_.begin && handle.begin < plan_.end;

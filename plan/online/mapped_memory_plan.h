@@ -26,7 +26,7 @@ std::vector<std::uint64_t> MappedMemory<Backend>::idle_handles(Views views) {
 template <OnlineBackend Backend>
 std::uint64_t MappedMemory<Backend>::idle_bytes() {
   std::uint64_t bytes = 0;
-  for (const std::uint64_t at : idle_handles(Views::Planned)) bytes += placement_.handles().at(at).bytes;
+  for (const std::uint64_t at : idle_handles(Views::OfStepPlan)) bytes += placement_.handles().at(at).bytes;
   return bytes;
 }
 
@@ -128,7 +128,7 @@ void MappedMemory<Backend>::forget_plan() noexcept {
   plan_ = {};
   placement_.keep_plan_bytes(false);
   for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
-    if (placement_.views()[view].planned) placement_.views().release_planned(view);
+    if (placement_.views()[view].of_step_plan) placement_.views().release_from_plan(view);
   }
 }
 

@@ -12,25 +12,25 @@
 namespace stalloc::plan {
 
 template <OnlineBackend Backend>
-std::uint64_t MappedMemory<Backend>::release_idle(std::uint64_t keep, bool of_plan) {
-  const std::uint64_t released = release_until(keep, of_plan);
+std::uint64_t MappedMemory<Backend>::release_idle(std::uint64_t keep, bool of_arena) {
+  const std::uint64_t released = release_until(keep, of_arena);
   given_back_ += released;
   return released;
 }
 
 template <OnlineBackend Backend>
-bool MappedMemory<Backend>::has_free_handle(bool of_plan) const {
+bool MappedMemory<Backend>::has_free_handle(bool of_arena) const {
   return std::any_of(placement_.handles().begin(), placement_.handles().end(), [&](const auto& handle) {
-    return (!handle.second.planned || of_plan) && !is_kept(range_of(handle)) && placement_.is_free(range_of(handle));
+    return (!handle.second.in_arena || of_arena) && !is_kept(range_of(handle)) && placement_.is_free(range_of(handle));
   });
 }
 
 // Does what `release_idle` does, but does not count the bytes as given back: they are wanted for something else.
 template <OnlineBackend Backend>
-std::uint64_t MappedMemory<Backend>::release_until(std::uint64_t keep, bool of_plan) {
+std::uint64_t MappedMemory<Backend>::release_until(std::uint64_t keep, bool of_arena) {
   std::vector<Candidate> handles;
   for (const auto& handle : placement_.handles()) {
-    if (!handle.second.planned || of_plan) handles.push_back({range_of(handle)});
+    if (!handle.second.in_arena || of_arena) handles.push_back({range_of(handle)});
   }
   std::vector<std::uint64_t> idle = releasable(std::move(handles), Views::All);
   std::uint64_t released = 0;
@@ -46,7 +46,7 @@ std::uint64_t MappedMemory<Backend>::release_handles(Ranges freed, std::uint32_t
     auto handle = placement_.handles().upper_bound(range.begin);
     if (handle != placement_.handles().begin()) --handle;
     for (; handle != placement_.handles().end() && handle->first < range.end; ++handle) {
-      if (handle->first + handle->second.bytes <= range.begin || handle->second.planned) continue;
+      if (handle->first + handle->second.bytes <= range.begin || handle->second.in_arena) continue;
       handles.push_back({range_of(*handle)});
     }
   }
@@ -61,17 +61,17 @@ std::uint64_t MappedMemory<Backend>::release_handles(Ranges freed, std::uint32_t
 }
 
 template <OnlineBackend Backend>
-std::uint64_t MappedMemory<Backend>::reclaim(std::uint64_t bytes, bool of_plan) {
+std::uint64_t MappedMemory<Backend>::reclaim(std::uint64_t bytes, bool of_arena) {
   const std::uint64_t held = placement_.physical_bytes();
   const std::uint64_t keep = held - std::min(held, round_up(bytes, placement_.page()));
-  std::uint64_t released = release_until(keep, of_plan);
+  std::uint64_t released = release_until(keep, of_arena);
   if (placement_.physical_bytes() <= keep) return released;
   unmap_idle_views();
-  released += release_until(keep, of_plan);
+  released += release_until(keep, of_arena);
   if (placement_.physical_bytes() <= keep || !keeps_plan()) return released;
   forget_plan();
   unmap_idle_views();
-  return released + release_until(keep, of_plan);
+  return released + release_until(keep, of_arena);
 }
 
 template <OnlineBackend Backend>
@@ -86,7 +86,7 @@ bool MappedMemory<Backend>::release_small(std::uint64_t bytes, std::uint64_t lar
   std::uint64_t free = 0;
   for (const auto& handle : placement_.handles()) {
     const Range range = range_of(handle);
-    if (range.bytes() > largest || handle.second.planned || !placement_.is_free(range)) continue;
+    if (range.bytes() > largest || handle.second.in_arena || !placement_.is_free(range)) continue;
     small.push_back({range});
     free += range.bytes();
   }
@@ -146,7 +146,7 @@ template <OnlineBackend Backend>
 std::vector<std::uint64_t> MappedMemory<Backend>::releasable(std::vector<Candidate> handles, Views views) {
   std::erase_if(handles, [this](const Candidate& handle) { return !placement_.is_free(handle.range); });
   for (std::uint32_t view = 1; view <= placement_.views().numbers() && !handles.empty(); ++view) {
-    if (views == Views::Planned && !placement_.views()[view].planned) continue;
+    if (views == Views::OfStepPlan && !placement_.views()[view].of_step_plan) continue;
     for_each_shown(view, handles, [](Candidate& shown) { shown.is_shown = true; });
   }
   std::vector<std::uint64_t> found;

@@ -23,7 +23,7 @@ std::optional<Place> MappedMemory<Backend>::stitch(const Proposal& proposal) {
 
 // Maps a new view. Returns its number; nothing if there are no addresses, or the backend refuses.
 template <OnlineBackend Backend>
-std::optional<std::uint32_t> MappedMemory<Backend>::make_view(const std::vector<Range>& pieces, bool planned) {
+std::optional<std::uint32_t> MappedMemory<Backend>::make_view(const std::vector<Range>& pieces, bool of_step_plan) {
   std::uint64_t bytes = 0;
   for (const Range& piece : pieces) bytes += piece.bytes();
   const auto addresses = view_addresses_.best_fit(bytes);
@@ -31,7 +31,7 @@ std::optional<std::uint32_t> MappedMemory<Backend>::make_view(const std::vector<
   const std::uint64_t at = addresses->begin;
   view_addresses_.subtract({at, at + bytes});
   handles_of(pieces);
-  const std::uint32_t view = placement_.views().add(pieces, at, planned);
+  const std::uint32_t view = placement_.views().add(pieces, at, of_step_plan);
   if (!backend_.map(begin_of(placement_.views()[view]), handles_)) {
     remove_view(view);
     return std::nullopt;
@@ -107,7 +107,7 @@ void MappedMemory<Backend>::cut_idle_parts(std::uint32_t number) {
 template <OnlineBackend Backend>
 void MappedMemory<Backend>::unmap_idle_views() {
   for (std::uint32_t view = 1; view <= placement_.views().numbers(); ++view) {
-    if (placement_.views()[view].planned) continue;
+    if (placement_.views()[view].of_step_plan) continue;
     if (is_idle(view)) {
       unmap_view(view);
     } else {

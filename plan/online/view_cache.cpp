@@ -6,7 +6,7 @@
 
 namespace stalloc::plan {
 
-std::uint32_t ViewCache::add(const std::vector<Range>& pieces, std::uint64_t at, bool planned) {
+std::uint32_t ViewCache::add(const std::vector<Range>& pieces, std::uint64_t at, bool of_step_plan) {
   if (unused_.empty()) {
     views_.emplace_back();
     try {
@@ -21,16 +21,16 @@ std::uint32_t ViewCache::add(const std::vector<Range>& pieces, std::uint64_t at,
   const std::uint32_t number = unused_.back();
   StitchedView view(pieces);
   const Range addresses{at, at + view.bytes()};
-  (*this)[number] = {.stitched = std::move(view), .addresses = addresses, .planned = planned};
+  (*this)[number] = {.stitched = std::move(view), .addresses = addresses, .of_step_plan = of_step_plan};
   unused_.pop_back();  // nothing throws from here on
   insert(number);
   link(number);
   return number;
 }
 
-void ViewCache::release_planned(std::uint32_t number) noexcept {
+void ViewCache::release_from_plan(std::uint32_t number) noexcept {
   CachedView& view = (*this)[number];
-  view.planned = false;
+  view.of_step_plan = false;
   insert(number);
   if (view.live == 0) link(number);
 }
@@ -58,13 +58,13 @@ std::span<const ViewCache::Entry> ViewCache::from(std::uint64_t bytes) const {
 }
 
 void ViewCache::insert(std::uint32_t number) noexcept {
-  if ((*this)[number].planned) return;
+  if ((*this)[number].of_step_plan) return;
   const Entry entry{(*this)[number].bytes(), number};
   by_bytes_.insert(std::ranges::upper_bound(by_bytes_, entry.bytes, {}, &Entry::bytes), entry);
 }
 
 void ViewCache::erase(std::uint32_t number) noexcept {
-  if ((*this)[number].planned) return;
+  if ((*this)[number].of_step_plan) return;
   auto entry = std::ranges::lower_bound(by_bytes_, (*this)[number].bytes(), {}, &Entry::bytes);
   while (entry->number != number) ++entry;
   by_bytes_.erase(entry);
@@ -92,7 +92,7 @@ void ViewCache::leave(std::uint32_t number, std::uint64_t bytes) noexcept {
 
 void ViewCache::link(std::uint32_t number) noexcept {
   CachedView& view = (*this)[number];
-  if (view.planned) return;
+  if (view.of_step_plan) return;
   view.older = most_recent_;
   view.newer = 0;
   (most_recent_ == 0 ? least_recent_ : (*this)[most_recent_].newer) = number;
@@ -101,7 +101,7 @@ void ViewCache::link(std::uint32_t number) noexcept {
 
 void ViewCache::unlink(std::uint32_t number) noexcept {
   const CachedView& view = (*this)[number];
-  if (view.planned) return;
+  if (view.of_step_plan) return;
   (view.newer == 0 ? most_recent_ : (*this)[view.newer].older) = view.older;
   (view.older == 0 ? least_recent_ : (*this)[view.older].newer) = view.newer;
 }

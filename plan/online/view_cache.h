@@ -24,7 +24,7 @@ class ViewCache {
     std::uint32_t older = 0;     // neighbors among the views in which nothing lives; 0: none
     std::uint32_t newer = 0;
     FreePages::Obstacles obstacles{};  // that were found when it was searched in vain
-    bool planned = false;              // of a plan: only the plan's requests use it, and it is not removed to make room
+    bool of_step_plan = false;         // only the plan's requests use it, and it is not removed to make room
     [[nodiscard]] std::uint64_t bytes() const { return stitched.bytes(); }
   };
   // A view in the order of sizes.
@@ -33,10 +33,10 @@ class ViewCache {
     std::uint32_t number = 0;
   };
 
-  // Adds a view whose addresses begin at `at`, and returns its number. `planned` views are in none of the lists below
-  // until `release_planned` is called, from which on they are as others.
-  std::uint32_t add(const std::vector<Range>& pieces, std::uint64_t at, bool planned = false);
-  void release_planned(std::uint32_t number) noexcept;
+  // Adds a view whose addresses begin at `at`, and returns its number. Views `of_step_plan` are in none of the lists
+  // below until `release_from_plan` is called, from which on they are as others.
+  std::uint32_t add(const std::vector<Range>& pieces, std::uint64_t at, bool of_step_plan = false);
+  void release_from_plan(std::uint32_t number) noexcept;
   // As StitchedView::cut.
   void cut(std::uint32_t number, Range part);
   // Lets a view show other pieces, as many bytes.
@@ -61,14 +61,14 @@ class ViewCache {
   [[nodiscard]] const CachedView& operator[](std::uint32_t number) const { return views_[number - 1]; }
   // The highest number that a view has had.
   [[nodiscard]] std::uint32_t numbers() const { return static_cast<std::uint32_t>(views_.size()); }
-  // How many views exist; the same without planned ones.
+  // How many views exist; the same without those of a step plan.
   [[nodiscard]] std::size_t existing() const { return views_.size() - unused_.size(); }
   [[nodiscard]] std::size_t count() const { return by_bytes_.size(); }
   // The views of at least `bytes`, the smallest first. Valid until the views change.
   [[nodiscard]] std::span<const Entry> from(std::uint64_t bytes) const;
 
  private:
-  // Pre: by_bytes_ has room. None of these four functions does anything with a planned view.
+  // Pre: by_bytes_ has room. None of these four functions does anything with a view of a step plan.
   void insert(std::uint32_t number) noexcept;
   void erase(std::uint32_t number) noexcept;
   void link(std::uint32_t number) noexcept;

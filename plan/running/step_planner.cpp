@@ -46,7 +46,7 @@ std::uint64_t handles_mapped_for(const DevicePlan& plan) {
 StepPlanner::StepPlanner(std::uint64_t page, const OnlinePolicy& policy)
     : page_(page),
       repetitions_(std::max<std::uint64_t>(policy.planned_repetitions, kPlannedRepetitions + 1)),
-      held_per_handle_(policy.held_per_coarse_handle) {}
+      held_per_coarse_handle_(policy.held_per_coarse_handle) {}
 
 void StepPlanner::restart() noexcept {
   log_.clear();
@@ -125,7 +125,7 @@ bool StepPlanner::make_plan() {
   std::size_t begin = step_->begin - kPlannedRepetitions * step_->period;
   Problem problem = log_.problem(begin, page_);
   // The plan's memory is created and mapped at once, which takes time for each handle.
-  const std::uint64_t cap = std::max(kDefaultHandleBytes, peak_live_bytes(problem) / held_per_handle_);
+  const std::uint64_t cap = std::max(kDefaultHandleBytes, peak_live_bytes(problem) / held_per_coarse_handle_);
   const PlanOptions options{.handle_cap = std::max(page_, cap), .most_examined = kMostExamined};
   auto made = plan_device(problem, options);
   if (made.ok() && made.value.plan.prologue > 0) {

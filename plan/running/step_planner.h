@@ -91,8 +91,9 @@ class StepPlanner {
   void sleep(std::uint64_t mapped) noexcept;
 
   const std::uint64_t page_;
-  const std::uint64_t repetitions_;      // that must be seen before a step is planned
-  const std::uint64_t held_per_handle_;  // no handle of a plan has more than (its peak / this)
+  const std::uint64_t repetitions_;  // that must be seen before a step is planned
+  // Handles of a plan have at most (its peak of live bytes / this) or, if that is more, kDefaultHandleBytes.
+  const std::uint64_t held_per_coarse_handle_;
   RequestLog log_;
   std::optional<Step> step_;
   std::size_t next_search_ = kFirstSearch;  // when the log has so many requests

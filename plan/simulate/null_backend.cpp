@@ -18,7 +18,7 @@ SimulatedAllocator::Options simulation_options(std::uint64_t page, std::uint64_t
   HandlePlacement::Options& placement = options.placement;
   placement.page = page;
   const std::uint64_t part = round_up(kOffsets * live_bytes, placement.page) + kSparePages * placement.page;
-  placement.planned = {0, part};
+  placement.step_plan = {0, part};
   placement.large = {part + placement.page, 2 * part + placement.page};
   placement.small = {2 * part + 2 * placement.page, 3 * part + 2 * placement.page};
   placement.policy = policy;

@@ -27,7 +27,7 @@ plan::HandlePlacement::Options placement_options(const HeapOptions& options, Ran
   const std::uint64_t large = offsets.begin + 4 * eighth;
   const std::uint64_t small = large + 3 * eighth;
   placement.page = page;
-  placement.planned = {offsets.begin, large - page};
+  placement.step_plan = {offsets.begin, large - page};
   placement.large = {large, small - page};
   placement.small = {small, offsets.end};
   placement.policy = options.policy;
@@ -67,7 +67,7 @@ void Dynamic::close() noexcept {
   }
   for (const auto& [at, handle] : placement().handles()) {
     const Handle mapped{handle.bytes, handle.id};
-    if (handle.planned || backend().destroy(at, mapped)) continue;
+    if (handle.in_arena || backend().destroy(at, mapped)) continue;
     backend().destroy(at, mapped);  // there is no later attempt, so it is tried once more
   }
   backend().close();
@@ -110,7 +110,7 @@ CUresult Dynamic::grant_access(int peer) noexcept {
     if (first_refusal == CUDA_SUCCESS) first_refusal = result;
   };
   for (const auto& [at, handle] : placement().handles()) {
-    if (!handle.planned) renew({plan::VirtualAddress::Space::Home, at}, handle.bytes);
+    if (!handle.in_arena) renew({plan::VirtualAddress::Space::Home, at}, handle.bytes);
   }
   for (std::uint32_t number = 1; number <= placement().views().numbers(); ++number) {
     const ViewCache::CachedView& view = placement().views()[number];

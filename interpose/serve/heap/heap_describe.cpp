@@ -24,7 +24,7 @@ void Heap::describe(Visitor& visitor) noexcept {
     }
     if (dynamic_) {
       for (const auto& [at, handle] : dynamic_->handles()) {
-        if (!handle.planned) visitor.home(home_address(at), handle.bytes);
+        if (!handle.in_arena) visitor.home(home_address(at), handle.bytes);
       }
     }
     live_.for_each([&](const LiveEntry& entry) {

@@ -111,7 +111,7 @@ TEST_CASE("a planned view is in no list until it is released", "[plan][online]")
   REQUIRE(cache.most_recent() == other);
   const bool in_use = GENERATE(false, true);
   if (in_use) cache.enter(planned, kUnitBytes);
-  cache.release_planned(planned);
+  cache.release_from_plan(planned);
   REQUIRE(cache.count() == 2);
   REQUIRE(cache.from(2 * kUnitBytes).front().number == planned);
   REQUIRE(cache.most_recent() == (in_use ? other : planned));
