@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "plan/placement/page_placement.h"
+#include "plan/layout/page_placement.h"
 #include "plan/plan.h"
 
 namespace stalloc::plan {

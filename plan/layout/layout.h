@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "plan/placement/page_placement.h"
+#include "plan/layout/page_placement.h"
 #include "plan/sequence/sequence.h"
 
 namespace stalloc::plan {

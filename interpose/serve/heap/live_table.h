@@ -11,7 +11,7 @@
 
 #include "interpose/base/address_table.h"
 #include "interpose/serve/heap/figures.h"
-#include "interpose/serve/streams/free_marks.h"
+#include "interpose/serve/streams/stream_ordinal.h"
 
 namespace stalloc::serve {
 

@@ -7,17 +7,9 @@
 #include <cstdint>
 #include <vector>
 
-namespace stalloc::serve {
+#include "interpose/serve/streams/stream_ordinal.h"
 
-// The number of a stream in one heap, from 1 to kMaxStreams. Where bytes are marked, kNoStream means that no stream may
-// still use them; where bytes are requested, that every stream may use them at once (plan::kAnyStream).
-using StreamOrdinal = std::uint8_t;
-inline constexpr StreamOrdinal kNoStream = 0;
-inline constexpr StreamOrdinal kMaxStreams = 200;
-// Which stream freed bytes: an ordinal, or one of the larger numbers that shared_frees.h defines.
-using FreeMark = StreamOrdinal;
-inline constexpr FreeMark kEveryStreamMark = 254;  // each stream may still use the bytes
-inline constexpr FreeMark kMixed = 255;            // of bytes with several marks
+namespace stalloc::serve {
 
 // Units that the same stream freed, up to the next run.
 struct FreeRun {

@@ -5,7 +5,7 @@
 #include <array>
 #include <cstddef>
 
-#include "interpose/serve/streams/free_marks.h"
+#include "interpose/serve/streams/stream_ordinal.h"
 
 namespace stalloc::serve {
 

@@ -21,7 +21,7 @@
 #include <cstdint>
 
 #include "interpose/base/stream_key.h"
-#include "interpose/serve/streams/free_marks.h"
+#include "interpose/serve/streams/stream_ordinal.h"
 
 namespace stalloc::serve {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/placement/page_placement.h"
+#include "plan/layout/page_placement.h"
 
 #include <algorithm>
 #include <array>

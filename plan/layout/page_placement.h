@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Placement for planning: in pages, which are grouped into handles afterwards (plan/layout/handles.h).
+// Placement for planning: in pages, which are grouped into handles afterwards (handles.h).
 //
 // Physical memory is a row of pages; the home view shows them in order. A request takes, in this order of preference,
 //   1. a contiguous free range of the home view, as `Fit` says,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Placement in pages and its free ranges, against naive counterparts.
-#include "plan/placement/page_placement.h"
+#include "plan/layout/page_placement.h"
 
 #include <algorithm>
 #include <random>
