@@ -264,6 +264,30 @@ class Report(CommandTest):
             os.close(writing)
             self.assertEqual(json.loads(read.read())["status"], 0)
 
+    def test_no_file_of_the_run_is_replaced_by_the_report(self):
+        """Whatever rank's file the report would be, and whether or not it is there already."""
+        (self.folder / "plans").mkdir()
+        self.run_command("record", "-o", "t.fb", "--", HOST)
+        for rank in (0, 1):
+            self.run_command("plan", "t.fb", "-o", f"plans/plan.{rank}.fb")
+        os.symlink("plans/plan.1.fb", self.folder / "link")
+        before = sorted(self.folder.rglob("*"))
+        for variables, *arguments in (
+                ({}, "record", "-o", "x.fb", "--report", "x.fb"), ({}, "record", "--report", "trace.fb"),
+                ({"RANK": "3"}, "record", "-o", "x.fb", "--report", "x.3.fb"),
+                ({}, "record", "-o", "x.fb", "--report", "x.1.fb"),
+                ({"STALLOC_TRACE": "x.%r.%p.fb"}, "record", "--report", "plans/../x.1.77.fb"),
+                ({}, "record", "-o", "%%x", "--report", "%x.0"),
+                *(({}, "run", "--plan", plan, "--report", report) for plan, report in (
+                    ("plans", "plans/plan.1.fb"), ("plans", "plans/plan.7.fb"), ("plans", "link"),
+                    ("link", "plans/plan.1.fb"), ("plans/plan.0.fb", "plans/plan.0.fb"))),
+                ({"STALLOC_PLAN": "plans"}, "run", "--report", "plans/plan.0.fb")):
+            done = self.run_command(*arguments, "--", "touch", "started", status=1, variables=variables)
+            self.assertRegex(done.stderr, f"^stalloc: {arguments[-1]}: this is the name of a (plan|trace) of this run, which "
+                             "the report would replace; name another file\n$")
+        self.assertEqual(sorted(self.folder.rglob("*")), before)
+        self.assertEqual(self.figures("record", "-o", "r.fb", "--report", "r.json", "--", HOST)[0]["title"], "recorded")
+
     def test_same_as_the_library_says(self):
         report, said = self.figures("run", "--report", "r.json", "--", HOST, variables={"STALLOC_LOG_LEVEL": "info"})
         match = re.search(r" live_peak=(\d+) .* physical_peak=(\d+)", said)

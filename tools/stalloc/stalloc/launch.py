@@ -5,10 +5,12 @@ import argparse
 import contextlib
 import json
 
-from stalloc import output, statistics_pages, process, summary, terminal
+from stalloc import output, statistics_pages, process, summary, templates, terminal
 from stalloc.environment import BadPath
 
 STATISTICS = "STALLOC_STATISTICS"
+# The variables that hold the templates of the files that each process of a run opens, and what these are.
+FILES_OF_PROCESSES = {"STALLOC_PLAN": "plan", "STALLOC_TRACE": "trace"}
 STANDARD_OUTPUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
@@ -53,8 +55,8 @@ def run_program(arguments, environment, remarks, title, traced=no_trace):
     """Runs the program and returns its exit status. When it has ended, prints the report on its processes, whose statistics
     pages are `seen`: `traced(seen)` returns the trace for comparing other allocators, or None, and the last lines of the
     report; `title(seen, trace)` returns its heading. Raises process.CannotRun, and BadPath if the report's file cannot be
-    written."""
-    check_report(arguments)
+    written, or is a plan or a trace of the run."""
+    check_report(arguments, environment)
     for remark in remarks:
         terminal.say(remark)
     process.find_program(arguments.command[0], environment)
@@ -77,17 +79,22 @@ def run_program(arguments, environment, remarks, title, traced=no_trace):
         statistics_pages.let_go(folder)
 
 
-def check_report(arguments, inputs=()):
-    """Raises BadPath if the file for the report cannot be written, is one that the run reads, or is its standard output,
-    which the program has to itself."""
-    if not arguments.report:
+def check_report(arguments, environment):
+    """Raises BadPath if the file for the report cannot be written, is one that any process of the run reads or writes, or is
+    its standard output, which the program has to itself. `environment` is the program's."""
+    name = arguments.report
+    if not name:
         return
-    if arguments.report in STANDARD_OUTPUT:
-        raise BadPath(f"{arguments.report}: standard output is the program's: write the report to a file")
-    if output.is_named_pipe(arguments.report):
-        raise BadPath(f"{arguments.report}: is a pipe, and the end would wait for its reader: write the report to a file")
-    output.refuse_inputs(arguments.report, [*arguments.command, *filter(None, inputs)])
-    output.check_target(arguments.report)
+    if name in STANDARD_OUTPUT:
+        raise BadPath(f"{name}: standard output is the program's: write the report to a file")
+    if output.is_named_pipe(name):
+        raise BadPath(f"{name}: is a pipe, and the end would wait for its reader: write the report to a file")
+    output.refuse_inputs(name, arguments.command)
+    output.check_target(name)
+    for variable, what in FILES_OF_PROCESSES.items():
+        if variable in environment and templates.may_name(environment[variable], name):
+            raise BadPath(f"{name}: this is the name of a {what} of this run, which the report would replace; name another "
+                          "file")
 
 
 def report(arguments, seen, ending, title, traced):

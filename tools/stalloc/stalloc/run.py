@@ -42,7 +42,6 @@ def run(arguments):
     if plan is None:
         return launch.run_program(arguments, made, remarks, without_plan)
     plans.check(made["STALLOC_PLAN"], os.environ)
-    launch.check_report(arguments, [plan, templates.expanded(made["STALLOC_PLAN"], plans.rank_of(os.environ)[1])])
     return launch.run_program(arguments, made, remarks, from_plan)
 
 

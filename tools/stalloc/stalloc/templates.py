@@ -45,8 +45,30 @@ def expanded(template, rank):
 def matching(template):
     """The files that are there under any of the names that the library makes of an absolute template: a dictionary, in the
     order of names, from the path to the numbers in its name, which are ranks and process ids."""
+    return inside(matching_folders(os.path.dirname(template)), file_pattern(template))
+
+
+def may_name(template, path):
+    """Whether `path` names a file that a process of some rank may open under an absolute template, be it there or not."""
+    path = os.path.realpath(path)
+    if any(is_same(path, other) for other in matching(template)):
+        return True
+    folder, name = os.path.split(path)
+    return re.fullmatch(file_pattern(template), name) is not None and any(
+        is_same(folder, other) for other in matching_folders(os.path.dirname(template)))
+
+
+def is_same(path, other):
+    """Whether both paths lead to the same file or folder."""
+    with contextlib.suppress(OSError):
+        return os.path.samefile(path, other)
+    return path == os.path.realpath(other)
+
+
+def file_pattern(template):
+    """A pattern of the names, without their folders, that the library makes of a template."""
     stem, extension = os.path.splitext(os.path.basename(template))
-    return inside(matching_folders(os.path.dirname(template)), pattern(stem) + r"((?:\.\d+)*)" + pattern(extension))
+    return pattern(stem) + r"((?:\.\d+)*)" + pattern(extension)
 
 
 def matching_folders(template):
