@@ -181,6 +181,24 @@ class Made(CommandTest):
         self.run_command("snapshot", "made.pickle", "-o", "made.pickle", status=1)
         self.assertEqual((self.folder / "made.pickle").read_bytes(), before)
 
+    def test_options_are_those_of_the_planner(self):
+        """Whatever form they have, a snapshot and a CSV are answered in the same way."""
+        entry = {"action": "alloc", "addr": 4096, "size": 512, "stream": 0, "frames": []}
+        self.write({"segments": [], "device_traces": [[entry], [entry]]})
+        self.run_command("snapshot", "made.pickle", "-o", "requests.csv")
+        for options in (["--help"], ["-h"], ["--help", "--json"], ["--json", "-h"], ["--help=1"]):
+            answers = [self.run_command("compare", *options, name).stdout for name in ("made.pickle", "requests.csv")]
+            self.assertEqual(*answers)
+            self.assertIn("Usage: ", answers[0])
+        for option, is_json in (("--json", True), ("--json=1", True), ("--json=true", True), ("--json=0", False)):
+            for name in ("made.pickle", "requests.csv"):
+                answer = self.run_command("compare", option, name).stdout
+                self.assertEqual(answer.startswith("{"), is_json)
+                if is_json:
+                    self.assertEqual(json.loads(answer)["source"], name)
+        for options in (["--granularity", "-h"], ["--json=maybe"], ["--bogus"], ["--version"]):
+            self.run_command("compare", *options, "made.pickle", status=2)
+
     def test_names_of_any_bytes(self):
         alloc = {"action": "alloc", "addr": 4096, "size": 512, "stream": 0, "frames": []}
         self.write({"segments": [], "device_traces": [[alloc]]})

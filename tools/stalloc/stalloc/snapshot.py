@@ -131,6 +131,8 @@ def run(arguments):
 def compare(arguments):
     """Runs `stalloc compare` for a trace, a CSV or a snapshot. `arguments` are those after the word `compare`."""
     options, names = split(arguments)
+    if asks_for_help(options):
+        return planner.forward("compare", arguments)
     for name in names:
         try:
             with inputs.reopenable(name) as path:
@@ -157,9 +159,26 @@ def split(arguments):
     if "--" in arguments:
         at = arguments.index("--")
         options, names = arguments[:at], arguments[at + 1:]
-    before = [word for number, word in enumerate(options) if number == 0 or options[number - 1] not in VALUED]
-    given = [word for word in before if not word.startswith("-")]
+    given = [word for word in without_values(options) if not word.startswith("-")]
     return [word for word in options if word not in given], given + names
+
+
+def without_values(options):
+    """The words that are not the value of the option before them."""
+    return [word for number, word in enumerate(options) if number == 0 or options[number - 1] not in VALUED]
+
+
+def asks_for_help(options):
+    """Whether stalloc-plan prints its help for these options, and compares nothing."""
+    return any(word.startswith("-h") or word.split("=")[0] == "--help" for word in without_values(options))
+
+
+def as_json(answer):
+    """What an answer of stalloc-plan says in JSON; None if it is text, since that is what the options ask for."""
+    try:
+        return json.loads(answer)
+    except ValueError:
+        return None
 
 
 def compare_snapshot(name, path, options):
@@ -170,10 +189,11 @@ def compare_snapshot(name, path, options):
         with inputs.temporary(name, lambda file, history=history: write_requests(history, file)) as requests:
             answers.append((device, planner.output_of("compare", *options, requests)))
     descriptions = {device["device"]: device for device in described(name, found)["devices"]}
-    if "--json" in options:
+    contents = {device: as_json(answer) for device, answer in answers}
+    if None not in contents.values():
         devices = []
-        for device, answer in answers:
-            (compared,) = json.loads(answer)["devices"]
+        for device, content in contents.items():
+            (compared,) = content["devices"]
             devices.append({**compared, "device": device, "recorded": descriptions[device]["recorded"]})
         sys.stdout.write(json.dumps({"source": shown_name(name), "devices": devices}) + "\n")
         return 0
