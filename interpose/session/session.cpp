@@ -260,14 +260,18 @@ void Session::stop_in_child() noexcept {
 }
 
 void Session::finish() noexcept {
-  if (!active_.load() || user_.load() != ::getpid()) return;
+  if (user_.load() != ::getpid()) return;
+  if (active_.load()) finish_parts();
+  if (StatisticsPage* page = page_.load()) page->finish();
+}
+
+void Session::finish_parts() noexcept {
   if (record::Recorder* recorder = recorder_.load()) {
     if (Heaps* heaps = heaps_.load()) heaps->notify_pending_frees_at_exit();
     recorder->close();
   }
   // Another thread may be in the middle of a call into the driver that never returns.
   if (Heaps* heaps = heaps_.load()) heaps->log_figures(/*always=*/false, /*wait=*/false);
-  if (StatisticsPage* page = page_.load()) page->finish();
 }
 
 }  // namespace stalloc

@@ -84,8 +84,8 @@ class Session {
   // for another one that makes the first request: so it is done now, when the program initializes CUDA.
   void cuda_is_used() noexcept;
   void stop_in_child() noexcept;
-  // At exit: closes the trace, logs the figures, ends the statistics page. Does nothing in a process that has not made
-  // these itself (a child of _Fork, clone or vfork that exits).
+  // At exit: closes the trace, logs the figures, ends the statistics page, which a session that was turned off has,
+  // too. Does nothing in a process that has not made these itself (a child of _Fork, clone or vfork that exits).
   void finish() noexcept;
 
  private:
@@ -109,6 +109,7 @@ class Session {
   std::unique_ptr<Heaps> create_heaps();  // null: they cannot be created, and the session was turned off
   void keep(std::unique_ptr<Heaps> heaps, std::unique_ptr<record::Recorder> recorder) noexcept;
   void create_statistics_page() noexcept;
+  void finish_parts() noexcept;  // of an active session
   void install_signal_handler(int number);
   void turn_off(std::string_view why) noexcept;
   void deactivate() noexcept;

@@ -200,6 +200,10 @@ class WhatTheLibrarySays(CommandTest):
             self.assertEqual((status != 0, len(said)), (strict == "on", 1), said)
             self.assertIn(what, said[0])
 
+    def test_a_page_is_removed_when_the_plan_was_refused(self):
+        self.warnings(STALLOC_PLAN="none.fb", STALLOC_STATISTICS=str(self.folder / "pages"))
+        self.assertEqual(os.listdir(self.folder / "pages"), [])
+
     def test_a_plan_in_a_mode_without_plans(self):
         for mode, count in (("dynamic", 1), ("trace", 1), ("off", 0)):
             status, said = self.warnings(STALLOC_MODE=mode, STALLOC_PLAN="none.fb")

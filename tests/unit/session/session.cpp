@@ -67,6 +67,18 @@ TEST_CASE("the first use of CUDA changes no errno", "[session]") {
   CHECK(heaps != nullptr);
 }
 
+TEST_CASE("the statistics page of a session that was turned off is removed at its end", "[session]") {
+  const Folder folder;
+  const std::string pages = folder / "pages";
+  Process process(
+      settings({{"STALLOC_MODE", "alloc"}, {"STALLOC_PLAN", folder / "none.fb"}, {"STALLOC_STATISTICS", pages}}));
+  CHECK(process.session.heaps() == nullptr);
+  CHECK_FALSE(process.session.active());
+  CHECK_FALSE(fs::is_empty(pages));
+  process.session.finish();
+  CHECK(fs::is_empty(pages));
+}
+
 TEST_CASE("a session that records serves too, but not only", "[session]") {
   const Folder folder;
   Process process(settings({{"STALLOC_MODE", "trace"}, {"STALLOC_TRACE", folder / "trace.fb"}}));
