@@ -9,9 +9,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <string_view>
 
 #include "interpose/base/kept_errno.h"
 #include "interpose/base/quiet_writes.h"
+#include "plan/characters.h"
 
 namespace stalloc::log {
 namespace {
@@ -51,6 +53,23 @@ bool has_room() noexcept {
   return ready;
 }
 
+// Replaces each character that could begin a line or control the terminal by `?`, since a text may come from a setting
+// or the name of a file. Returns the bytes of the result.
+std::size_t make_printable(char* text, std::size_t bytes) noexcept {
+  std::size_t made = 0;
+  for (std::string_view rest(text, bytes); !rest.empty();) {
+    const plan::Character character = plan::first_character(rest);
+    if (plan::is_printable(character)) {
+      std::memmove(text + made, rest.data(), character.bytes);
+      made += character.bytes;
+    } else {
+      text[made++] = '?';
+    }
+    rest.remove_prefix(character.bytes);
+  }
+  return made;
+}
+
 }  // namespace
 
 void remember_standard_error() noexcept {
@@ -73,7 +92,7 @@ void detail::write_line(LogLevel level, fmt::string_view format, fmt::format_arg
   } catch (...) {
     return;  // a line that cannot be formatted is dropped
   }
-  const std::size_t bytes = prefix_bytes + text_bytes;
+  const std::size_t bytes = prefix_bytes + make_printable(line + prefix_bytes, text_bytes);
   line[bytes] = '\n';
   const QuietWrites quiet;
   if (takes_lines() && has_room()) {

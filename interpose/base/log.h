@@ -33,8 +33,8 @@ void line(LogLevel level, bool always, fmt::format_string<Args...> format, Args&
 }
 }  // namespace detail
 
-// Each writes one line with the prefix of its level, if that level is enabled. A text that cannot be formatted is
-// dropped.
+// Each writes one line with the prefix of its level, if that level is enabled. Characters that could begin another line
+// or control a terminal are shown as `?`. A text that cannot be formatted is dropped.
 template <class... Args>
 void error(fmt::format_string<Args...> format, Args&&... args) noexcept {
   detail::line(LogLevel::Error, false, format, std::forward<Args>(args)...);

@@ -7,7 +7,7 @@ import re
 import sys
 
 ROOTS = ("plan", "interpose", "tools/stalloc-plan")
-COMMON = re.compile(r"All may include ([^;|]+), and those of the planner\s+([^;|]+) too\.")
+COMMON = re.compile(r"All may include ([^;|]+), and\s+those of the planner\s+([^;|]+) too\.")
 ROW = re.compile(r"^\| `([\w/-]+)` \| [^|]+ \| ([^|]*)\|$", re.MULTILINE)
 QUOTED = re.compile(r"`([\w/.-]+)`")
 INCLUDE = re.compile(r'^#include "((?:plan|tools|interpose|tests)/[^"]+)"', re.MULTILINE)

@@ -200,6 +200,12 @@ class WhatTheLibrarySays(CommandTest):
             self.assertEqual((status != 0, len(said)), (strict == "on", 1), said)
             self.assertIn(what, said[0])
 
+    def test_a_setting_begins_no_line(self):
+        for setting in ("STALLOC_SIGNAL", "reuseLimit"):
+            status, said = self.warnings(STALLOC_MODE="dynamic", **{setting: "x\nstalloc: warning: forged\033[31m"})
+            self.assertEqual((status, len(said)), (0, 1), said)
+            self.assertIn(f"{setting}=x?stalloc: warning: forged?[31m ", said[0])
+
     def test_a_page_is_removed_when_the_plan_was_refused(self):
         self.warnings(STALLOC_PLAN="none.fb", STALLOC_STATISTICS=str(self.folder / "pages"))
         self.assertEqual(os.listdir(self.folder / "pages"), [])

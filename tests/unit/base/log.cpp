@@ -136,6 +136,16 @@ TEST_CASE("standard error that was redirected gets its lines") {
   }));
 }
 
+TEST_CASE("a text from outside begins no line and does not control the terminal") {
+  const test::Folder folder;
+  const std::string path = folder / "log";
+  CHECK(holds_in_child([&path] {
+    dup2(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600), STDERR_FILENO);
+    log::warn("{} is \xc3\xa9", "x\nstalloc: forged\x1b[31m\xc2\x9b\xff\xe2\x80\xae");
+    return text_of(path) == "stalloc: warning: x?stalloc: forged?[31m??? is \xc3\xa9\n";
+  }));
+}
+
 TEST_CASE("a closed standard error loses lines and nothing else") {
   CHECK(holds_in_child([] {
     close(STDERR_FILENO);
