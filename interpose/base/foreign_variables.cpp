@@ -40,7 +40,8 @@ void warn_of_foreign_variables() noexcept {
   for (std::size_t i = 0; i < kept_values.size(); ++i) {
     const ForeignVariable& variable = kVariables[i];
     const char* value = kept_values[i];
-    if (value != nullptr) log::warn("{}={} is {}'s; here: {}", variable.name, value, variable.of, variable.answer);
+    if (value == nullptr || *value == '\0') continue;  // an empty value counts as unset
+    log::warn("{}={} is {}'s; here: {}", variable.name, value, variable.of, variable.answer);
   }
 }
 

@@ -185,6 +185,7 @@ class Outputs(InputTest):
         for command in (*self.COMMANDS, ["top", "--once", "--prometheus"], ["run", "--report"]):
             program = ["--", "true"] if command[0] == "run" else []
             self.assertIn("an empty name; name a file", self.run_command(*command, "", *program, status=2).stderr)
+        self.assertIn("an empty name; name a folder", self.run_command("top", "--once", "--folder", "", status=2).stderr)
         self.assertEqual(sorted(os.listdir(self.folder)), before)
 
 

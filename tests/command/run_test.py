@@ -200,6 +200,11 @@ class WhatTheLibrarySays(CommandTest):
             self.assertEqual((status != 0, len(said)), (strict == "on", 1), said)
             self.assertIn(what, said[0])
 
+    def test_an_empty_value_counts_as_unset(self):
+        for name in ("reuseLimit", "vmmDefragment", "autoGC", "STALLOC_MODEL_INFO_PATH"):
+            for value, count in (("", 0), ("1", 1)):
+                self.assertEqual(len(self.warnings(STALLOC_MODE="dynamic", **{name: value})[1]), count, name)
+
     def test_a_setting_begins_no_line(self):
         for setting in ("STALLOC_SIGNAL", "reuseLimit"):
             status, said = self.warnings(STALLOC_MODE="dynamic", **{setting: "x\nstalloc: warning: forged\033[31m"})

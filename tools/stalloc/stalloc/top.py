@@ -37,6 +37,13 @@ def seconds(word):
     raise argparse.ArgumentTypeError(f"{word!r} is no number of seconds from {LEAST_SECONDS} to {MOST_SECONDS:.0f}")
 
 
+def folder_name(word):
+    """A type for argparse: the path of a folder, which is not empty by accident."""
+    if not word:
+        raise argparse.ArgumentTypeError("an empty name; name a folder")
+    return pathlib.Path(word)
+
+
 def register(subparsers):
     parser = subparsers.add_parser("top", help=HELP, description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--once", action="store_true", help="print once and end")
@@ -46,7 +53,7 @@ def register(subparsers):
     form.add_argument("--json", action="store_true", help="as JSON, one line for each update")
     form.add_argument("--prometheus", metavar="FILE", type=output.file_name, help="write Prometheus's text format to FILE at "
                       "each update (- for standard output)")
-    parser.add_argument("--folder", metavar="FOLDER", action="append", type=pathlib.Path, help="read the statistics "
+    parser.add_argument("--folder", metavar="FOLDER", action="append", type=folder_name, help="read the statistics "
                         "pages in this folder instead (may be given several times)")
 
 
