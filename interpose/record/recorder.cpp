@@ -199,8 +199,8 @@ void Recorder::close_full_trace() {
   chunk.limit_reached = true;
   add_unwritten(trace::encode_chunk(chunk));
   if (!write(/*last=*/true)) return;
-  stop(fmt::format("{} has reached the limit of {} bytes (STALLOC_TRACE_LIMIT) with {} events; it can be planned",
-                   output_.path(), limit_, total_events_));
+  stop(fmt::format("{} has reached the limit of {} bytes (STALLOC_TRACE_LIMIT) with {} events; {}", output_.path(),
+                   limit_, total_events_, total_events_ == 0 ? "there is nothing to plan" : "it can be planned"));
 }
 
 void Recorder::stop(std::string_view why) noexcept {

@@ -211,6 +211,13 @@ class WhatTheLibrarySays(CommandTest):
             self.assertEqual((status, len(said)), (0, 1), said)
             self.assertIn(f"{setting}=x?stalloc: warning: forged?[31m ", said[0])
 
+    def test_a_trace_without_events_is_not_for_a_plan(self):
+        for limit, told in (("1", "with 0 events; there is nothing to plan"), ("20K", "events; it can be planned")):
+            _, said = self.warnings(STALLOC_MODE="trace", STALLOC_TRACE=f"{limit}.fb", STALLOC_TRACE_LIMIT=limit,
+                                    STALLOC_TRACE_CHUNK="64")
+            self.assertEqual(len(said), 1, said)
+            self.assertTrue(said[0].endswith(told), said)
+
     def test_a_page_is_removed_when_the_plan_was_refused(self):
         self.warnings(STALLOC_PLAN="none.fb", STALLOC_STATISTICS=str(self.folder / "pages"))
         self.assertEqual(os.listdir(self.folder / "pages"), [])
