@@ -50,6 +50,7 @@ class OnSimcuda(CommandTest):
 
     def test_no_device_is_touched_when_not_asked_to(self):
         self.assertNotIn("probe", self.examined("--no-probe"))
+        self.run_command("doctor", "--no-probe", "--probe-torch", status=2)
 
     def test_text_fits_a_terminal(self):
         done = self.run_command("doctor", variables={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",

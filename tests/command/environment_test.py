@@ -55,6 +55,13 @@ class Env(CommandTest):
         self.assertEqual(self.run_command("env", "--format", "slurm").stdout,
                          f"ALL,LD_PRELOAD={LIBRARY},STALLOC_MODE=dynamic\n")
 
+    def test_unset_is_for_shells(self):
+        for form in ("json", "slurm"):
+            said = self.run_command("env", "--unset", "--format", form, status=2).stderr
+            self.assertEqual(said, f"stalloc: --unset prints shell commands only: leave --format {form} out\n")
+        self.assertEqual(self.run_command("env", "--unset", "--format", "shell").stdout,
+                         self.run_command("env", "--unset").stdout)
+
     def test_mpirun_and_spaces(self):
         done = self.run_command("env", "--record", "a b.fb", "--format", "mpirun", status=1)
         self.assertIn("has a space", done.stderr)
@@ -134,6 +141,10 @@ with stalloc.subprocess_environment() as made:
 assert dict(os.environ) == before
 """
         self.assertEqual(json.loads(self.python(script))["pool_allocs"], 0)
+
+    def test_a_plan_and_a_trace(self):
+        with self.assertRaisesRegex(ValueError, "not both"), stalloc.subprocess_environment(plan="p.fb", trace="t.fb"):
+            pass
 
     def test_statistics(self):
         script = f"""

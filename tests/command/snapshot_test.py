@@ -177,6 +177,8 @@ class Made(CommandTest):
         self.assertEqual(len((self.folder / "requests.csv").read_text().splitlines()), 2)
         self.run_command("snapshot", "made.pickle", "--device", "7", "-o", "requests.csv", status=1)
         self.run_command("snapshot", "made.pickle", "--device", "1", status=2)
+        done = self.run_command("snapshot", "made.pickle", "-o", "-", "--json", status=2)
+        self.assertEqual((done.stdout, len(done.stderr.splitlines())), ("", 1), done.stderr)
         before = (self.folder / "made.pickle").read_bytes()
         self.run_command("snapshot", "made.pickle", "-o", "made.pickle", status=1)
         self.assertEqual((self.folder / "made.pickle").read_bytes(), before)

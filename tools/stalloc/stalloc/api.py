@@ -49,9 +49,11 @@ def subprocess_environment(plan=None, trace=None, keep_settings=False):
     recorded to `trace`, or, with neither, served without a plan. It yields that environment as a dictionary.
 
     This process itself is not served: the loader preloads libraries only when a process starts. The variables are those
-    of the whole process, so other threads should not start other processes meanwhile. Raises installation.NotInstalled
-    and environment.BadPath.
+    of the whole process, so other threads should not start other processes meanwhile. Raises installation.NotInstalled,
+    environment.BadPath, and ValueError if both a plan and a trace are given.
     """
+    if plan is not None and trace is not None:
+        raise ValueError("a run is served from a plan or recorded to a trace, not both: leave plan or trace out")
     mode = "trace" if trace is not None else "dynamic" if plan is None else "alloc"
     made, _ = environment.stalloc_environment(os.environ, installation.library_path(), mode=mode, plan=plan,
                                               trace=trace, keep_settings=keep_settings)

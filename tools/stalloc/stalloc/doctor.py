@@ -24,11 +24,12 @@ TOPIC_WIDTH = 12
 def register(subparsers):
     parser = subparsers.add_parser("doctor", help=HELP, description=DESCRIPTION)
     parser.add_argument("--json", action="store_true", help="as JSON, for scripts")
-    parser.add_argument("--probe-torch", action="store_true", help="also try PyTorch, if it is installed (loading "
-                        "it takes seconds)")
     parser.add_argument("--python", metavar="PROGRAM", help="the Python that runs the program (default: `python` on "
                         "PATH, else `python3`)")
-    parser.add_argument("--no-probe", action="store_true", help="run nothing on a device")
+    probes = parser.add_mutually_exclusive_group()
+    probes.add_argument("--probe-torch", action="store_true", help="also try PyTorch, if it is installed (loading "
+                        "it takes seconds)")
+    probes.add_argument("--no-probe", action="store_true", help="run nothing on a device")
 
 
 def users_python(given):

@@ -8,6 +8,7 @@ import sys
 
 from stalloc import environment, installation, record, terminal
 
+USAGE = 2
 HELP = "print the environment variables that put a program under stalloc"
 DESCRIPTION = """\
 Prints the environment variables that put a program under stalloc, for launchers that set them themselves. The paths are
@@ -71,7 +72,7 @@ def register(subparsers):
     kind.add_argument("--plan", metavar="PLAN", help="serve from this plan (default: STALLOC_PLAN, else no plan)")
     kind.add_argument("--record", metavar="TRACE", help="record to this trace")
     kind.add_argument("--unset", action="store_true", help="shell commands that undo what `stalloc env` set")
-    parser.add_argument("--format", choices=FORMATS, default="shell", help="how to print them (default: shell)")
+    parser.add_argument("--format", choices=FORMATS, help="how to print them (default: shell)")
     parser.add_argument("--keep-settings", action="store_true", help="do not warn of settings that hide tensors")
 
 
@@ -84,6 +85,9 @@ def unset():
 
 def run(arguments):
     if arguments.unset:
+        if arguments.format not in (None, "shell"):
+            terminal.say(f"--unset prints shell commands only: leave --format {arguments.format} out")
+            return USAGE
         write(unset())
         return 0
     plan = arguments.plan
@@ -98,7 +102,7 @@ def run(arguments):
     if not arguments.keep_settings:
         for name in environment.hiding_settings(os.environ):
             terminal.say(f"{name}={os.environ[name]} hides tensors from stalloc: unset it")
-    write(FORMATS[arguments.format]({name: made[name] for name in NAMES if name in made}))
+    write(FORMATS[arguments.format or "shell"]({name: made[name] for name in NAMES if name in made}))
     return 0
 
 

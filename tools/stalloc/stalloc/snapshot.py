@@ -107,6 +107,9 @@ def run(arguments):
     if arguments.device is not None and not arguments.output:
         terminal.say("--device says whose requests are written: name their file with -o")
         return USAGE
+    if arguments.json and arguments.output and output.is_standard_output(arguments.output):
+        terminal.say("standard output is for the requests or for the JSON: leave --json out, or name a file with -o")
+        return USAGE
     if arguments.output:
         output.check(arguments.output, [arguments.snapshot])
     shown = False
