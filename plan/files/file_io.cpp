@@ -7,11 +7,13 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <climits>
 #include <cstdio>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 namespace stalloc::plan {
 namespace {
@@ -84,15 +86,65 @@ std::string link_target(std::string path) {
   return path;
 }
 
-// A new file beside `path`, whose name nobody uses. Where the name of `path` is as long as names may be, only its
+// Where remove_unfinished_files finds the names of the files that are being written, one for each thread that writes.
+constexpr std::size_t kMostUnfinished = 1024;
+constinit std::array<std::atomic<const char*>, kMostUnfinished> unfinished{};
+constinit std::atomic<bool> ending{false};
+static_assert(std::atomic<const char*>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
+
+// A new file, which remove_unfinished_files removes until this object is destroyed.
+class UnfinishedFile {
+ public:
+  UnfinishedFile() = default;
+  ~UnfinishedFile() { forget(); }
+  UnfinishedFile(const UnfinishedFile&) = delete;
+  UnfinishedFile& operator=(const UnfinishedFile&) = delete;
+
+  // Returns a descriptor; -1 if the file cannot be made, or is there already.
+  int create(std::string name) {
+    forget();
+    name_ = std::move(name);
+    note();
+    const int fd = ::open(name_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+    const int error = errno;
+    if (fd < 0) forget();
+    errno = error;
+    return fd;
+  }
+  [[nodiscard]] const char* name() const { return name_.c_str(); }
+
+ private:
+  // Without a free place the file is made all the same.
+  void note() {
+    for (auto& place : unfinished) {
+      const char* none = nullptr;
+      if (!place.compare_exchange_strong(none, name_.c_str())) continue;
+      place_ = &place;
+      break;
+    }
+    if (ending.load()) wait_for_the_end();
+  }
+  // Where the name is gone, remove_unfinished_files uses it.
+  void forget() {
+    if (place_ != nullptr && place_->exchange(nullptr) == nullptr) wait_for_the_end();
+    place_ = nullptr;
+  }
+  [[noreturn]] static void wait_for_the_end() {
+    while (true) ::pause();
+  }
+
+  std::string name_;
+  std::atomic<const char*>* place_ = nullptr;
+};
+
+// Makes a new file beside `path`, whose name nobody uses. Where the name of `path` is as long as names may be, only its
 // beginning is in that of the new file.
-int create_beside(const std::string& path, std::string* name) {
+int create_beside(const std::string& path, UnfinishedFile& beside) {
   constexpr int kNames = 100;
   constexpr std::size_t kMostKept = NAME_MAX - 32;
-  const std::string kept = path.substr(0, path.rfind('/') + 1 + kMostKept);
+  const std::string kept = path.substr(0, path.rfind('/') + 1 + kMostKept) + ".tmp" + std::to_string(::getpid());
   for (int i = 0; i < kNames; ++i) {
-    *name = kept + ".tmp" + std::to_string(::getpid()) + (i == 0 ? "" : "-" + std::to_string(i));
-    const int fd = ::open(name->c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+    const int fd = beside.create(kept + (i == 0 ? "" : "-" + std::to_string(i)));
     if (fd >= 0 || errno != EEXIST) return fd;
   }
   return -1;
@@ -155,16 +207,23 @@ std::string replace_file(const std::string& path, std::span<const std::uint8_t> 
   if (exists && S_ISDIR(info.st_mode)) return "cannot write " + path + ": it is a directory";
   if (exists && !S_ISREG(info.st_mode)) return write_in_place(path, bytes);
   const std::string target = link_target(path);
-  std::string beside;
-  Descriptor file(create_beside(target, &beside));
+  UnfinishedFile beside;
+  Descriptor file(create_beside(target, beside));
   if (file.get() < 0) return system_error("cannot write", path);
   if (exists) take_after(file.get(), info);
   const bool written = write_all(file.get(), bytes) && is_on_disk(file.get()) && file.close() &&
-                       ::rename(beside.c_str(), target.c_str()) == 0;
+                       ::rename(beside.name(), target.c_str()) == 0;
   if (written) return {};
   std::string error = system_error("cannot write", path);
-  ::unlink(beside.c_str());
+  ::unlink(beside.name());
   return error;
+}
+
+void remove_unfinished_files() noexcept {
+  ending.store(true);
+  for (auto& place : unfinished) {
+    if (const char* name = place.exchange(nullptr)) ::unlink(name);
+  }
 }
 
 }  // namespace stalloc::plan

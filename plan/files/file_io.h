@@ -31,4 +31,8 @@ Expected<std::vector<std::uint8_t>> read_file(const std::string& path, const Rea
 // file that is not regular (a pipe, /dev/stdout) is written in place. Returns the error; empty: success.
 std::string replace_file(const std::string& path, std::span<const std::uint8_t> bytes);
 
+// Removes the files that `replace_file` is writing in any thread, for a process that is about to end: calls of
+// `replace_file` that are under way, and later ones, never return. May be called by a signal's handler.
+void remove_unfinished_files() noexcept;
+
 }  // namespace stalloc::plan

@@ -255,6 +255,25 @@ class Stopped(InputTest):
                            env=self.environment(PYTHONPATH=str(SOURCE / "tools" / "stalloc")))
             self.assertEqual(sorted(os.listdir(self.folder)), before)
 
+    def test_plans(self):
+        """As the planner is told to end while it writes them."""
+        library = bench.BUILD / "tests" / "command" / "libsignal_at_fsync.so"
+        (self.folder / "plans").mkdir()
+        shutil.copy(self.folder / "requests.csv", self.folder / "others.csv")
+        before = sorted(self.folder.rglob("*"))
+        for output in (["requests.csv", "-o", "plan.fb"], ["requests.csv", "others.csv", "-o", "plans"]):
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                preload = {"LD_PRELOAD": str(library), "SIGNAL_AT_FSYNC": str(int(number)),
+                           "ASAN_OPTIONS": "verify_asan_link_order=0"}
+                process = self.start("plan", *output, variables=preload)
+                process.communicate(timeout=60)
+                self.assertEqual(process.returncode, -number)
+                self.assertEqual(sorted(self.folder.rglob("*")), before)
+        ignoring = self.start("plan", "requests.csv", "-o", "plan.fb", variables={**preload, "SIGNAL_AT_FSYNC": "1"},
+                              preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+        ignoring.communicate(timeout=60)
+        self.assertEqual((ignoring.returncode, (self.folder / "plan.fb").exists()), (0, True))
+
     def test_a_signal_as_the_planner_starts(self):
         """Before the command has noted that it did."""
         script = """

@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 
+#include "plan/files/file_io.h"
 #include "plan/size_text.h"
 #include "tools/stalloc-plan/commands.h"
 #include "tools/stalloc-plan/compare.h"
@@ -26,6 +27,20 @@ namespace {
 // `stalloc plan`, `show`, `check` and `compare` become this program, which is then called by these names.
 constexpr std::string_view kFrontEnd = "stalloc ";
 constexpr std::string_view kPlanOfFrontEnd = "stalloc plan";
+
+// Ends the process as the signal alone would, but leaves no file behind that is written in part.
+void end_by(int signal) {
+  plan::remove_unfinished_files();
+  std::signal(signal, SIG_DFL);
+  (void)::raise(signal);
+}
+
+// Handles the signals by which a person or a job's manager ends the program, unless it was started to ignore them.
+void leave_no_unfinished_files() {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
+    if (std::signal(signal, end_by) == SIG_IGN) std::signal(signal, SIG_IGN);
+  }
+}
 
 bool is_front_end(std::string_view called) { return called.starts_with(kFrontEnd); }
 
@@ -290,6 +305,7 @@ class CommandLine {
 
 int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a plan that may not be written is an error in one line, and leaves nothing behind
+  stalloc::tool::leave_no_unfinished_files();
   try {
     const std::string_view called = argc > 0 ? argv[0] : "";
     if (stalloc::tool::is_front_end(called)) stalloc::tool::speak_as("stalloc");

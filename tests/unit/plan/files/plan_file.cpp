@@ -205,6 +205,26 @@ TEST_CASE("a written plan replaces the file as a whole, behind a link too, and n
   CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 3);
 }
 
+TEST_CASE("a file that is written when the process is ended is not left behind") {
+  const test::Folder folder;
+  const std::string file = folder / "plan.fb";
+  const auto leaves = [&folder] { return std::distance(std::filesystem::directory_iterator(folder.path()), {}); };
+  for (const bool is_there : {false, true}) {
+    if (is_there) REQUIRE(plan::replace_file(file, {}).empty());
+    // The system sends the signal when more is written than the process may write.
+    CHECK(test::holds_in_child([&file] {
+      const rlimit small{100, RLIM_INFINITY};
+      std::signal(SIGXFSZ, [](int) {
+        plan::remove_unfinished_files();
+        _exit(0);
+      });
+      if (setrlimit(RLIMIT_FSIZE, &small) == 0) (void)plan::write_plan(test::sample_plan(), file);
+      return false;
+    }));
+    CHECK(leaves() == (is_there ? 1 : 0));
+  }
+}
+
 TEST_CASE("a plan that replaces a file has its permissions") {
   namespace fs = std::filesystem;
   const test::Folder folder;
