@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -236,14 +237,29 @@ std::string find_clash(const std::vector<RankResult>& ranks) {
   return {};
 }
 
-// Returns an error; empty if the folder exists now.
-std::string make_folder(const std::string& path) {
-  struct stat info {};
-  if (::mkdir(path.c_str(), 0777) == 0) return {};
-  const int error = errno;
-  if (::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) return {};
-  return fmt::format("cannot make the folder {}: {}", path, std::generic_category().message(error));
-}
+// Makes a folder for plans, and removes it if none came into it.
+class Folder {
+ public:
+  explicit Folder(std::string path) : path_(std::move(path)) {}
+  ~Folder() {
+    if (is_made_) ::rmdir(path_.c_str());  // fails for one that is not empty
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+
+  // Returns an error; empty if the folder exists now.
+  std::string make() {
+    struct stat info {};
+    is_made_ = ::mkdir(path_.c_str(), 0777) == 0;
+    const int error = errno;
+    if (is_made_ || (::stat(path_.c_str(), &info) == 0 && S_ISDIR(info.st_mode))) return {};
+    return fmt::format("cannot make the folder {}: {}", path_, std::generic_category().message(error));
+  }
+
+ private:
+  std::string path_;
+  bool is_made_ = false;
+};
 
 }  // namespace
 
@@ -264,6 +280,7 @@ std::string recorded_rank(const Source& source) {
 int plan_ranks(const PlanCommand& command) {
   RankPlanner planner(command);
   const std::vector<RankResult>& ranks = planner.read_ranks();
+  Folder folder(command.output);
   if (!command.output.empty()) {
     if (const std::string clash = find_clash(ranks); !clash.empty()) return fail(clash, kExitUsage);
     std::vector<std::string> plans;
@@ -272,7 +289,7 @@ int plan_ranks(const PlanCommand& command) {
     if (const std::string replaced = find_replaced(plans, command.inputs); !replaced.empty()) {
       return fail(replaced + ": a plan would replace this input; name another folder with -o");
     }
-    if (const std::string error = make_folder(command.output); !error.empty()) return fail(error);
+    if (const std::string error = folder.make(); !error.empty()) return fail(error);
   }
   const RanksResult result = planner.plan();
   int exit_code = kExitOk;

@@ -188,6 +188,11 @@ printf 'id,lower,upper,size\n0,1,2,x\n' >bad.csv
 expect 1 1 bad.csv -o out.plan
 says err "bad.csv: line 2: size is not a whole number"
 expect 1 1 loop.fb -o missing/out.plan
+expect 1 2 nope bad.csv -o new
+expect 1 2 shared_huge.fb nope -o new
+[ -e new ] && echo "FAILED: a folder for plans of which none was made" && failed=1
+expect 1 1 nope loop.fb -o new
+ls new/plan.* >/dev/null || { echo "FAILED: no plan in the new folder" && failed=1; }
 for size in 1000 3m 2t 8388608t; do
   expect 1 1 compare loop.fb --granularity $size
   says err "loop.fb: the granularity must be a power of two from 512 bytes to 1 TiB"
