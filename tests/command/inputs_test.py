@@ -89,9 +89,10 @@ class Names(InputTest):
 
     def test_what_is_said_names_the_input(self):
         """An error in what was derived from an input is one in the input."""
-        done = self.run_command("compare", "--granularity", "1000", "made.pickle", status=1)
-        self.assertIn("made.pickle", done.stderr)
-        self.assertNotIn("/tmp", done.stderr)
+        huge = [{**ENTRY, "addr": at << 48, "size": 1 << 47} for at in range(3)]  # each fits a device, but not all do
+        self.write("huge.pickle", {"segments": [], "device_traces": [huge]})
+        done = self.run_command("compare", "huge.pickle", status=1)
+        self.assertEqual(done.stderr, "stalloc: huge.pickle: the requests need more memory than any device has\n")
         (self.folder / "other.csv").write_text("id,lower,upper,size\n0,0,2,512\n1,1,3,512\n", encoding="utf-8")
         self.run_command("plan", "other.csv", "-o", "plan.fb")
         done = self.run_command("report", "made.pickle", "plan.fb", status=1)

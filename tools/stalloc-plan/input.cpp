@@ -76,6 +76,7 @@ std::string find_defect(std::span<const std::uint8_t> start) {
   if (text.starts_with("\xfd"
                        "7zXZ"))
     return "it is compressed; unpack it first: xz -dk FILE";
+  if (text.starts_with("\x1f\x8b")) return "it is compressed; unpack it first: gzip -dk FILE";
   if (start.size() > 2 && start[0] == 0x80 && start[1] >= 2 && start[1] <= 5) {
     return "a pickle; if it is a memory snapshot of PyTorch, `stalloc snapshot` describes it, and with -o writes its "
            "requests for the planner";

@@ -64,6 +64,9 @@ std::string description_of(const std::string& name) {
       name);
 }
 
+// An option that all commands have.
+constexpr const char* kAcceptTruncated = "accept-truncated";
+
 constexpr const char* kExitCodes =
     "\nExit codes: 0 done, 1 bad input or an unsound plan (one line on stderr says\nwhy), 2 wrong usage.";
 
@@ -79,6 +82,15 @@ const CLI::Validator kSize(
 // Refuses a size of 0, which would mean that the option was not given.
 const CLI::Validator kNotZero([](const std::string& size) { return std::string(size == "0" ? "must not be 0" : ""); },
                               "");
+
+// Refuses bytes that no page may have.
+const CLI::Validator kGranularity(
+    [](const std::string& bytes) {
+      return plan::is_granularity(plan::parse_size(bytes).value_or(0))
+                 ? std::string()
+                 : std::string("must be ") + plan::kGranularityRule;
+    },
+    "");
 
 // Refuses a name that is empty by accident, such as that of a variable which is not set.
 const CLI::Validator kNotEmpty(
@@ -110,6 +122,7 @@ class CommandLine {
       if (error.get_exit_code() == 0) return print(shown(error));
       return fail(error.what() + where_explained(), kExitUsage);
     }
+    if (const std::string wrong = why_not_before_command(); !wrong.empty()) return fail(wrong, kExitUsage);
     if (is_named(show_app_)) return run_with_read(show_);
     if (is_named(check_app_)) return run_with_read(check_);
     if (is_named(compare_app_)) return run_with_read(compare_);
@@ -147,6 +160,17 @@ class CommandLine {
     return tool::run(command);
   }
 
+  // Says which argument of planning the command line has before a subcommand, which would ignore it; empty: none.
+  [[nodiscard]] std::string why_not_before_command() const {
+    if (app_.get_subcommands().empty()) return "";
+    for (const CLI::Option* option : app_.get_options()) {
+      if (option->count() == 0 || option->check_lname(kAcceptTruncated)) continue;
+      return fmt::format("{} is for planning, and {} makes no plan: name the command first, then what it is about{}",
+                         option->get_name(), app_.get_subcommands().front()->get_name(), where_explained());
+    }
+    return "";
+  }
+
   // Says what is wrong with a command line that names no subcommand; empty: nothing is.
   [[nodiscard]] std::string why_not_to_plan() const {
     if (plan_.inputs.empty()) return "no trace given" + where_explained();
@@ -161,14 +185,11 @@ class CommandLine {
         plan_.options.handle_cap < std::max(plan_.options.granularity, plan::kUnitBytes)) {
       return "--handle-cap must be at least a page (--granularity says how large one is)";
     }
-    if (plan_.options.granularity != 0 && !plan::is_granularity(plan_.options.granularity)) {
-      return std::string("--granularity must be ") + plan::kGranularityRule;
-    }
     return "";
   }
 
   void add_truncated(CLI::App& to) {
-    to.add_flag("--accept-truncated", read_.accept_truncated,
+    to.add_flag(std::string("--") + kAcceptTruncated, read_.accept_truncated,
                 "Accept a trace that is cut off, as a killed process may leave it, or damaged, and use the whole "
                 "chunks before");
   }
@@ -194,12 +215,14 @@ class CommandLine {
                     "device, else 2m)")
         ->transform(kSize)
         ->check(kNotZero)
+        ->check(kGranularity)
         ->type_name("SIZE");
-    app_.add_option("--handle-cap", plan_.options.handle_cap,
-                    "The largest handle, in bytes (default: 6m, or 1/2048 of the plan if that is more)")
-        ->transform(kSize)
-        ->check(kNotZero)
-        ->type_name("SIZE");
+    handle_cap_option_ =
+        app_.add_option("--handle-cap", plan_.options.handle_cap,
+                        "The largest handle, in bytes (default: 6m, or 1/2048 of the plan if that is more)")
+            ->transform(kSize)
+            ->check(kNotZero)
+            ->type_name("SIZE");
     app_.add_option("--streams", streams_,
                     "order: memory freed on one stream may serve another stream, which waits for an event (default); "
                     "isolate: it serves only its own stream")
@@ -216,6 +239,7 @@ class CommandLine {
         "--contiguous", plan_.options.contiguous,
         "Plan one piece of memory without stitched views, for devices without virtual memory management. "
         "The summary compares its size with the peak of live bytes, the least that any plan needs");
+    contiguous.excludes(handle_cap_option_);  // the one piece is one handle
     app_.add_option("--seconds", plan_.options.contiguous_seconds,
                     "With --contiguous: how long the plan of each device is improved (default: 1)")
         ->check(CLI::Range(0.0, 1e6))
@@ -265,6 +289,7 @@ class CommandLine {
                      "Bytes of a physical page for stalloc (default: those of the recorded device, else 2m)")
         ->transform(kSize)
         ->check(kNotZero)
+        ->check(kGranularity)
         ->type_name("SIZE");
     add_truncated(*compare_app_);
   }
@@ -289,6 +314,7 @@ class CommandLine {
   std::string summary_ = "text";
   std::string streams_ = "order";
   CLI::Option* summary_option_ = nullptr;
+  CLI::Option* handle_cap_option_ = nullptr;
 
   CLI::App* show_app_ = nullptr;
   ShowCommand show_;

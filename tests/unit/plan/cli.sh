@@ -194,8 +194,10 @@ expect 1 2 shared_huge.fb nope -o new
 expect 1 1 nope loop.fb -o new
 ls new/plan.* >/dev/null || { echo "FAILED: no plan in the new folder" && failed=1; }
 for size in 1000 3m 2t 8388608t; do
-  expect 1 1 compare loop.fb --granularity $size
-  says err "loop.fb: the granularity must be a power of two from 512 bytes to 1 TiB"
+  for command in "loop.fb --dry-run" "compare loop.fb"; do
+    expect 2 1 $command --granularity $size
+    says err "--granularity: must be a power of two from 512 bytes to 1 TiB"
+  done
 done
 expect 0 0 compare loop.fb --granularity 1t
 expect 1 1 loop.fb --dry-run --handle-cap 1m
@@ -206,6 +208,11 @@ says err "stalloc snapshot"
 printf '\3757zXZ\000rest' >loop.fb.xz
 expect 1 1 show loop.fb.xz
 says err "xz -dk"
+gzip -c loop.fb >loop.fb.gz
+for command in "--dry-run" "show" "compare" "report"; do
+  expect 1 1 $command loop.fb.gz
+  says err "loop.fb.gz: it is compressed; unpack it first: gzip -dk FILE"
+done
 cp loop.plan huge
 truncate -s 1000G huge # by zeros, none of which is on the disk
 expect 1 1 show huge
@@ -261,10 +268,14 @@ expect 2 1 loop.fb -o a.plan --dry-run
 expect 2 1 loop.fb -o a.plan --nonsense
 expect 2 1 loop.fb -o a.plan --summary yaml
 expect 2 1 loop.fb -o a.plan --streams maybe
-expect 2 1 loop.fb -o a.plan --granularity 1000
-expect 2 1 loop.fb -o a.plan --granularity 3m
-expect 2 1 loop.fb -o a.plan --granularity 2t
-says err "a power of two from 512 bytes to 1 TiB"
+expect 2 1 loop.fb -o a.plan --contiguous --handle-cap 2m
+for arguments in "-o never.fb" "--dry-run" "--summary json" "--streams isolate" "--contiguous" "loop.fb" "loop.fb -o never.fb"; do
+  for command in "check loop.fb loop.plan" "show loop.fb" "compare loop.fb" "report loop.fb"; do
+    expect 2 1 $arguments $command
+    says err " is for planning, and ${command%% *} makes no plan: "
+  done
+done
+expect 0 0 --accept-truncated show loop.fb
 for size in lots "" -1 -1k 1.5m "64 k" 0x1000 18446744073709551616 16777216t; do
   for option in "loop.fb -o a.plan --granularity" "loop.fb -o a.plan --handle-cap" "compare loop.fb --granularity" \
     "requests.csv --dry-run --contiguous --capacity"; do
