@@ -164,7 +164,9 @@ CUresult create_unobserved(const Call<CUresult(CUevent*, Arguments...)>& call, C
   return result;
 }
 
-// The program looked up a driver function that is not hooked. If it may record events, no event is relied on any more.
+// Whether a driver function of this name that is not hooked may record events.
+bool may_record_by(const char* symbol) noexcept;
+// The program has found a driver function that is not hooked. If it may record events, no event is relied on any more.
 void looked_up(const char* symbol) noexcept;
 }  // namespace events
 

@@ -42,12 +42,21 @@ bool is_of(const void* original, const void* caller) noexcept {
   return loader::find_module(caller, &module) && module.holds(original);
 }
 
+// The stub makes the program's own search afterwards, and this function does not learn what it finds. So the driver is
+// searched here, too: what it lacks, as an older driver lacks a newer function, the program cannot call. The names that
+// matter are few, so this is rare.
+void note_unhooked(const char* symbol) noexcept {
+  if (!Captures::may_begin_by(symbol) && !events::may_record_by(symbol)) return;
+  if (Session::cuda().symbol(symbol) == nullptr) return;
+  Session::captures().note_lookup(symbol);
+  events::looked_up(symbol);
+}
+
 DlsymResult intercept(void* handle, const char* symbol, const void* caller) noexcept {
   if (symbol == nullptr || symbol[0] != 'c' || symbol[1] != 'u') return {nullptr, 0};
   const Hook hook = find_hook(symbol);
   if (hook == Hook::kCount) {
-    Session::captures().note_lookup(symbol);
-    events::looked_up(symbol);
+    note_unhooked(symbol);
     return {nullptr, 0};
   }
   if (handle == RTLD_NEXT && !loader::precedes(caller, reinterpret_cast<const void*>(&intercept))) return {nullptr, 0};

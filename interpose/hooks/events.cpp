@@ -78,6 +78,8 @@ void distrust(CUevent event) noexcept {
   if (serve::EventOrder* order = watched()) order->distrust(event);
 }
 
+bool may_record_by(const char* symbol) noexcept { return serve::EventOrder::may_record_by(symbol); }
+
 void looked_up(const char* symbol) noexcept {
   if (serve::EventOrder* order = watched()) order->looked_up(symbol);
 }

@@ -7,8 +7,10 @@
 
 namespace stalloc {
 
+bool Captures::may_begin_by(std::string_view symbol) noexcept { return symbol.starts_with("cuStreamBegin"); }
+
 void Captures::note_lookup(std::string_view symbol) noexcept {
-  if (symbol.starts_with("cuStreamBegin")) gate_.may_begin_unobserved();
+  if (may_begin_by(symbol)) gate_.may_begin_unobserved();
 }
 
 void Captures::context_ended(CUcontext context) noexcept {

@@ -35,7 +35,9 @@ class Captures {
   // call that CUDA refuses for this reason, this query invalidates that capture.
   [[nodiscard]] CUresult permission() const noexcept { return may_be_active() ? permission_by_driver() : CUDA_SUCCESS; }
 
-  // The program looked up a driver function that is not hooked. If it is a newer cuStreamBeginCapture, captures may
+  // Whether a driver function of this name that is not hooked may begin captures, as a newer cuStreamBeginCapture does.
+  [[nodiscard]] static bool may_begin_by(std::string_view symbol) noexcept;
+  // The program has looked up a driver function that is not hooked, and found it. If it may begin captures, they may
   // begin unseen from now on.
   void note_lookup(std::string_view symbol) noexcept;
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Small programs: `guests driver` calls the driver, `guests plugin FILE` loads and unloads a plugin (plugin.cpp) twice,
-// `guests runtimes FILE FILE` makes a request by each of two runtimes that it opens, and `guests streams`, `requests`
-// and `later-requests` have streams that depend on each other by their host functions. Each prints what happens.
+// `guests runtimes FILE FILE` makes a request by each of two runtimes that it opens, `guests look-up NAME` looks up a
+// function of the driver and then orders two streams by events, and `guests streams`, `requests` and `later-requests`
+// have streams that depend on each other by their host functions. Each prints what happens.
 #include <cuda.h>
 #include <dlfcn.h>
 
@@ -74,6 +75,32 @@ int hold_requests(bool others_before) {
       cuLaunchHostFunc(second, open, nullptr) == CUDA_SUCCESS && cuStreamSynchronize(first) == CUDA_SUCCESS);
 }
 
+// Looks up `name`, then lets a stream use memory that another one freed, after which the program's event orders it.
+int look_up(const char* name) {
+  void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  if (driver == nullptr) return std::puts(dlerror()), 1;
+  const bool is_found = dlsym(driver, name) != nullptr;
+  const char* error = dlerror();
+  std::printf("%s: %s\n", name, is_found ? "found" : error == nullptr ? "no error" : std::strstr(error, "undefined"));
+  CUstream first = nullptr;
+  CUstream second = nullptr;
+  CUevent event = nullptr;
+  CUdeviceptr other = 0;
+  bool done = enter_context() && cuStreamCreate(&first, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS &&
+              cuStreamCreate(&second, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS &&
+              cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS &&
+              cuMemAllocAsync(&other, 2 << 20, second) == CUDA_SUCCESS;
+  for (int i = 0; i < 4 && done; ++i) {
+    CUdeviceptr at = 0;
+    done = cuMemAllocAsync(&at, 16 << 20, first) == CUDA_SUCCESS && cuMemFreeAsync(at, first) == CUDA_SUCCESS &&
+           cuEventRecord(event, first) == CUDA_SUCCESS && cuStreamWaitEvent(second, event, 0) == CUDA_SUCCESS &&
+           cuMemAllocAsync(&at, 16 << 20, second) == CUDA_SUCCESS && cuMemFreeAsync(at, second) == CUDA_SUCCESS &&
+           cuEventRecord(event, second) == CUDA_SUCCESS && cuStreamWaitEvent(first, event, 0) == CUDA_SUCCESS;
+  }
+  std::puts(done ? "ordered" : "failed");
+  return done ? 0 : 1;
+}
+
 int call_driver() {
   CUdeviceptr at = 0;
   const bool done = enter_context() && cuMemAlloc(&at, 1 << 20) == CUDA_SUCCESS && cuMemFree(at) == CUDA_SUCCESS;
@@ -108,6 +135,7 @@ int ask_runtimes(const char* first, const char* second) {
 
 int main(int count, char** words) {
   if (count == 3 && std::strcmp(words[1], "plugin") == 0) return load_twice(words[2]);
+  if (count == 3 && std::strcmp(words[1], "look-up") == 0) return look_up(words[2]);
   if (count == 4 && std::strcmp(words[1], "runtimes") == 0) return ask_runtimes(words[2], words[3]);
   const std::string_view what = count == 2 ? words[1] : "";
   if (what == "requests" || what == "later-requests") return hold_requests(what == "later-requests");

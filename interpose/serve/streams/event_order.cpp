@@ -16,11 +16,10 @@ EventOrder::EventOrder() {
 
 EventOrder::~EventOrder() { munmap(entries_, kTableBytes); }
 
-// Recognizes versions of functions, by name, that record, create or destroy events, or put a record into a graph.
-void EventOrder::looked_up(std::string_view symbol) noexcept {
+bool EventOrder::may_record_by(std::string_view symbol) noexcept {
   const bool of_driver =
       symbol.size() > 2 && symbol[0] == 'c' && symbol[1] == 'u' && symbol[2] >= 'A' && symbol[2] <= 'Z';
-  if (!of_driver) return;
+  if (!of_driver) return false;
   const bool records =
       symbol.find("EventRecord") != std::string_view::npos || symbol.find("RecordEvent") != std::string_view::npos;
   const bool only_reads = symbol.find("GetEvent") != std::string_view::npos;
@@ -29,7 +28,11 @@ void EventOrder::looked_up(std::string_view symbol) noexcept {
       "cuGraphAddNode", "cuGraphNodeSetParams", "cuGraphExecNodeSetParams", "cuLaunchKernelEx"};
   bool other = false;
   for (const std::string_view name : kOthers) other = other || symbol.starts_with(name);
-  if (other || (records && !only_reads)) distrusted_.store(true, std::memory_order_release);
+  return other || (records && !only_reads);
+}
+
+void EventOrder::looked_up(std::string_view symbol) noexcept {
+  if (may_record_by(symbol)) distrusted_.store(true, std::memory_order_release);
 }
 
 }  // namespace stalloc::serve

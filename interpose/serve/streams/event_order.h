@@ -45,7 +45,7 @@
 //
 // One case cannot be excluded: a program records an event by public functions and then, before it waits for the event,
 // records it again by functions that are not public (tables of cuGetExportTable). No library is known to do that. When
-// the program looks up a function that records events and is not hooked, all events are distrusted (`looked_up`). If
+// the program finds a function that records events and is not hooked, all events are distrusted (`looked_up`). If
 // the program is linked with such a function, which is newer than this library, that is not noticed.
 #pragma once
 
@@ -139,8 +139,11 @@ class EventOrder {
   }
   // Call when the event may be recorded without being observed from now on.
   void distrust(CUevent event) noexcept { entry_of(event).word.fetch_or(kDistrusted, std::memory_order_acq_rel); }
-  // Call when the program looks up a function of the driver that is not hooked. If the function may record events, all
-  // events are distrusted.
+  // Whether a driver function of this name that is not hooked may record, create or destroy events, or put a record
+  // into a graph.
+  [[nodiscard]] static bool may_record_by(std::string_view symbol) noexcept;
+  // Call when the program has looked up a function of the driver that is not hooked, and found it. If the function may
+  // record events, all events are distrusted.
   void looked_up(std::string_view symbol) noexcept;
 
   // From now on, records leave clocks. Call when a second stream of a context uses memory.

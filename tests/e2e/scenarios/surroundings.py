@@ -54,6 +54,21 @@ def streams_that_depend(bench):
 
 
 @scenario
+def missing_functions(bench):
+    """The program looks up newer functions that this driver lacks, to find out what it can do: nothing can be called by
+    them, so the order that its events make between streams is relied on as before."""
+    for name in ("cuEventQuery", "cuStreamBeginRecaptureToGraph", "cuEventRecord_v99", "cuGraphAddNode_v99"):
+        command = [bench.guests, "look-up", name]
+        alone = bench.run(command)
+        served = bench.run(command, library=True, STALLOC_MODE="dynamic", STALLOC_DYNAMIC="on")
+        expect(alone.status == 0 and ("undefined" in alone.stdout) != (name == "cuEventQuery"),
+               "the scenario tests nothing", alone)
+        expect(served.stdout == alone.stdout, "the look-up has another answer", alone, served)
+        expect(served.figures[0]["spared_waits"] > 0 and served.figures[0]["waits"] == 0,
+               "a stream waited although an event had ordered it", served)
+
+
+@scenario
 def plugins_are_unloaded(bench):
     """A library of the program's that calls CUDA and is unloaded is loaded anew the next time."""
     command = [bench.guests, "plugin", bench.guest_library("plugin")]
