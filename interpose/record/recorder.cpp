@@ -37,10 +37,12 @@ std::uint32_t thread_ordinal() noexcept {
   return ordinal;
 }
 
-// Tries for a second. The returned lock owns the mutex only on success.
-std::unique_lock<std::mutex> lock_with_timeout(std::mutex& mutex) {
+constexpr std::uint64_t kLongestWaitAtExitNs = 1'000'000'000;
+
+// Tries at least once, and until that time. The returned lock owns the mutex only on success.
+std::unique_lock<std::mutex> lock_until(std::mutex& mutex, std::uint64_t end_ns) {
   std::unique_lock lock(mutex, std::try_to_lock);
-  for (int tries = 0; !lock.owns_lock() && tries < 100; ++tries) {
+  while (!lock.owns_lock() && now_ns(CLOCK_MONOTONIC) < end_ns) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
     (void)lock.try_lock();
   }
@@ -90,7 +92,8 @@ void Recorder::append_event(const TracedCall& call) {
     python_depth = capture_python_stack(std::span(python).first(stack_depth_));
   }
   if (python_depth > 0) depth = frames_inside_python(std::span(frames).first(depth));
-  const std::lock_guard lock(mutex_);
+  const std::unique_lock<std::mutex> lock = lock_for_call();
+  if (!lock.owns_lock()) stopped_.store(true);
   if (stopped_.load(std::memory_order_relaxed)) return;
   const std::uint64_t now = now_ns(CLOCK_MONOTONIC);
   note_device(call.device);
@@ -102,6 +105,11 @@ void Recorder::append_event(const TracedCall& call) {
                        interning_.module_of(call.caller), static_cast<std::uint16_t>(call.device), call.kind, flags);
   const bool full = events_.size() >= chunk_events_ || interning_.fill_chunk();
   if (full || now - last_write_ns_ >= flush_ns_) write_chunk(/*last=*/false);
+}
+
+std::unique_lock<std::mutex> Recorder::lock_for_call() {
+  const std::uint64_t end = waits_until_ns_.load(std::memory_order_relaxed);
+  return end == 0 ? std::unique_lock(mutex_) : lock_until(mutex_, end);
 }
 
 void Recorder::note_device(int device) {
@@ -207,10 +215,14 @@ void Recorder::stop(std::string_view why) noexcept {
   if (!stopped_.exchange(true)) log::warn("recording stopped: {}", why);
 }
 
+void Recorder::limit_waits() noexcept { waits_until_ns_.store(now_ns(CLOCK_MONOTONIC) + kLongestWaitAtExitNs); }
+
 void Recorder::close() noexcept {
-  if (is_copy()) return;
+  if (is_copy() || stopped_.load()) return;
   // At exit another thread may never release the lock.
-  const std::unique_lock<std::mutex> lock = lock_with_timeout(mutex_);
+  std::uint64_t none = 0;
+  waits_until_ns_.compare_exchange_strong(none, now_ns(CLOCK_MONOTONIC) + kLongestWaitAtExitNs);
+  const std::unique_lock<std::mutex> lock = lock_for_call();
   if (!lock.owns_lock() || stopped_.load() || (sequence_ == 0 && events_.empty())) return;
   try {
     write_chunk(/*last=*/true);

@@ -50,6 +50,11 @@ class Recorder {
   // Call this before the stream is destroyed, since a new stream may get its handle. Thread-safe.
   void stream_destroyed(CUstream stream) noexcept;
 
+  // At exit, before the last calls are recorded: from now on `record` and `close` together wait no longer than a second
+  // for the recorder's lock, which another thread may never release. If a call had to be left out, recording stops, and
+  // the trace stays as it is, without a closing chunk. Thread-safe.
+  void limit_waits() noexcept;
+
   // Writes the events in memory and the closing chunk. Nothing is recorded afterwards. If another thread keeps the
   // recorder's lock for a second, the trace stays as it is, without a closing chunk. Does nothing in a child that has
   // its parent's recorder: the file is the parent's. Thread-safe.
@@ -63,6 +68,7 @@ class Recorder {
   };
 
   void append_event(const TracedCall& call);
+  [[nodiscard]] std::unique_lock<std::mutex> lock_for_call();
   void note_device(int device);
   void write_chunk(bool last);
   void add_unwritten(std::vector<std::uint8_t> chunk);
@@ -83,7 +89,8 @@ class Recorder {
   trace::Process process_;  // not changed after the constructor
 
   std::atomic<bool> stopped_{false};
-  std::mutex mutex_;  // guards all members below
+  std::atomic<std::uint64_t> waits_until_ns_{0};  // limit_waits; 0: it was not called
+  std::mutex mutex_;                              // guards all members below
   TraceOutput output_;
   Interning interning_;
   std::unordered_map<StreamKey, std::uint32_t, StreamHash> streams_;

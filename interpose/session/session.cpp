@@ -267,6 +267,7 @@ void Session::finish() noexcept {
 
 void Session::finish_parts() noexcept {
   if (record::Recorder* recorder = recorder_.load()) {
+    recorder->limit_waits();  // the frees that are still pending are recorded next
     if (Heaps* heaps = heaps_.load()) heaps->notify_pending_frees_at_exit();
     recorder->close();
   }

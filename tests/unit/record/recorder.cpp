@@ -124,6 +124,38 @@ TEST_CASE("nothing recorded leaves no file") {
   CHECK_FALSE(fs::exists(settings.trace));
 }
 
+TEST_CASE("at exit all calls together wait a second at most, and a trace that lacks one is not closed") {
+  static std::atomic<bool> is_inside;
+  static std::atomic<bool> may_go_on;
+  is_inside = may_go_on = false;
+  const Folder folder;
+  const Settings settings(folder.path() / "trace.fb", 1);
+  Recorder recorder(settings.options, [](int device) {
+    if (device == 1) {
+      is_inside = true;
+      while (!may_go_on) std::this_thread::yield();  // with the recorder's lock
+    }
+    return describe(device);
+  });
+  recorder.record(alloc(1 << 20, 512));
+  std::thread other([&] {
+    TracedCall call = alloc(2 << 20, 512);
+    call.device = 1;
+    recorder.record(call);
+  });
+  while (!is_inside) std::this_thread::yield();
+  recorder.limit_waits();
+  for (std::uint64_t i = 3; i < 1000; ++i) recorder.record(alloc(i << 20, 512));  // a quarter of an hour, a second each
+  recorder.close();
+  may_go_on = true;
+  other.join();
+  recorder.close();
+  const auto trace = stalloc::trace::read_trace(settings.trace);
+  REQUIRE(trace.error.empty());
+  CHECK_FALSE(trace.value.closed);
+  CHECK(trace.value.events.front().address() == 1 << 20);
+}
+
 TEST_CASE("a destroyed stream's handle given to a new stream is a new stream") {
   const Folder folder;
   const Settings settings(folder.path() / "trace.fb");

@@ -5,8 +5,12 @@
 #include <cuda.h>
 #include <signal.h>  // NOLINT(modernize-deprecated-headers): raise of a POSIX signal
 
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
+#include <thread>
+#include <vector>
 
 #include "catch.h"
 #include "driver.h"
@@ -28,6 +32,38 @@ class Process {
   Captures captures{cuda};
   Session session;
 };
+
+// A thread that records a call keeps the recorder's lock while the driver names the device. It does not go on before
+// `go_on`, or before a time at which a wait for it counts as endless.
+std::atomic<bool> is_inside{false};
+std::atomic<bool> may_go_on{false};
+std::atomic<bool> is_endless{false};
+CUresult name_slowly(char* /*name*/, int /*length*/, CUdevice /*device*/) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  is_inside = true;
+  while (!may_go_on && !is_endless) {
+    is_endless = std::chrono::steady_clock::now() > end;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return CUDA_ERROR_INVALID_DEVICE;
+}
+
+// Frees blocks of the primary context's heap on another stream's behalf: they are recorded once the work is complete.
+void leave_pending_frees(Heaps& heaps, int count) {
+  CUcontext context = nullptr;
+  REQUIRE(cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
+  REQUIRE(cuCtxSetCurrent(context) == CUDA_SUCCESS);
+  serve::Heap* heap = heaps.find_or_create(context);
+  REQUIRE(heap != nullptr);
+  const StreamKey stream = make_stream_key(CU_STREAM_LEGACY, false);
+  std::vector<CUdeviceptr> blocks;
+  for (int i = 0; i < count; ++i) {
+    const auto block = heap->allocate(2 << 20, stream, nullptr);
+    REQUIRE(block);
+    blocks.push_back(*block);
+  }
+  for (const CUdeviceptr block : blocks) REQUIRE(heap->free_when_complete(block, stream, stream) == CUDA_SUCCESS);
+}
 
 }  // namespace
 
@@ -153,6 +189,32 @@ TEST_CASE("a child of _Fork leaves its parent's trace and figures alone at its e
   process.session.finish();
   CHECK(trace::read_trace(folder / "trace.fb").value.closed);
   CHECK(fs::is_empty(figures.path()));
+}
+
+TEST_CASE("the exit does not wait for a thread that keeps the recorder's lock", "[session]") {
+  const Folder folder;
+  {
+    const Replaced name("cuDeviceGetName", &name_slowly);
+    is_inside = may_go_on = is_endless = false;
+    Process process(
+        settings({{"STALLOC_MODE", "trace"}, {"STALLOC_DYNAMIC", "on"}, {"STALLOC_TRACE", folder / "trace.fb"}}));
+    record::Recorder* recorder = process.session.recorder();
+    REQUIRE(recorder != nullptr);
+    leave_pending_frees(*process.session.heaps(), 3);
+    std::thread inside([&] {
+      record::TracedCall call;
+      call.kind = trace::EventKind::AllocAsync;
+      recorder->record(call);
+    });
+    while (!is_inside) std::this_thread::yield();
+    process.session.finish();
+    CHECK_FALSE(is_endless);
+    may_go_on = true;
+    inside.join();
+  }
+  CHECK(cuDevicePrimaryCtxRelease(0) == CUDA_SUCCESS);
+  cuCtxSetCurrent(nullptr);
+  CHECK_FALSE(trace::read_trace(folder / "trace.fb").value.closed);
 }
 
 TEST_CASE("a signal is answered once, at the next request", "[session]") {
