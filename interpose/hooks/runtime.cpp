@@ -24,7 +24,8 @@ struct FastPath {
 inline FastPath fast_path() noexcept {
   const CUcontext context = runtime_context;
   if (context == nullptr || Session::cuda().current_context() != context) return {};
-  // The driver's hook handles a broken context, and captures that forbid the request.
+  // The driver's hook handles a broken context, and captures that forbid the request. Where captures may begin unseen,
+  // that hook asks the driver at each request, so nothing would be saved by serving the request here.
   if (Session::cuda().has_failed() || Session::captures().may_be_active()) return {};
   Heaps* heaps = Session::fast_path_heaps();
   return {heaps, heaps == nullptr ? nullptr : heaps->find(context)};

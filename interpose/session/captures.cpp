@@ -29,6 +29,13 @@ void Captures::note_origin(CUstream stream) noexcept {
   if (place != origins_.end()) *place = {stream, cuda_.context_of_stream(stream)};
 }
 
+// Where captures may begin unseen, an end counts only if the beginning is known to have been counted. All threads' own
+// default streams have one handle, so that of these it is not known.
+void Captures::note_end(CUstream stream) noexcept {
+  const bool was_counted = forget_origin(stream) && stream != CU_STREAM_PER_THREAD;
+  if (was_counted || !gate_.any_unobserved()) gate_.capture_ended();
+}
+
 bool Captures::forget_origin(CUstream stream) noexcept {
   const auto is_it = [stream](const Origin& origin) { return origin.stream == stream; };
   const auto place = std::find_if(origins_.begin(), origins_.end(), is_it);

@@ -26,6 +26,9 @@ class Captures {
 
   // False only when no stream is under capture. Lock-free, and calls no driver function.
   [[nodiscard]] bool may_be_active() const noexcept { return gate_.may_be_capturing(); }
+  // True if no capture is known to be under way, while some may have begun unseen (`note_lookup`), whose ends are not
+  // seen either. What is put off until captures are over would then be put off for good. Lock-free.
+  [[nodiscard]] bool may_be_only_unseen() const noexcept { return gate_.only_unobserved(); }
   // True also when the driver will not say, as of the legacy stream during the capture of a blocking one.
   [[nodiscard]] bool may_be_captured(CUstream stream) const noexcept {
     return may_be_active() && status_by_driver(stream) != Status::Free;
@@ -62,10 +65,7 @@ class Captures {
     const serve::CaptureGate::CaptureLock lock(gate_);
     const bool was_captured = may_be_active() && status_by_driver(stream) == Status::Captured;
     const CUresult result = original();
-    if (was_captured && status_by_driver(stream) == Status::Free) {
-      forget_origin(stream);
-      gate_.capture_ended();
-    }
+    if (was_captured && status_by_driver(stream) == Status::Free) note_end(stream);
     return result;
   }
   // The program destroys `stream`. That ends the capture which began on it. The capture that it has only joined becomes
@@ -99,6 +99,7 @@ class Captures {
     CUcontext context = nullptr;
   };
   void note_origin(CUstream stream) noexcept;
+  void note_end(CUstream stream) noexcept;
   bool forget_origin(CUstream stream) noexcept;  // false: it is none
   [[nodiscard]] Status status_by_driver(CUstream stream) const noexcept;
   [[nodiscard]] CUresult permission_by_driver() const noexcept;

@@ -121,10 +121,10 @@ struct stalloc_door_library {
   int (*memory_info)(int device, struct stalloc_door_memory* memory);
   /* Gives idle memory back to the driver, and returns how many bytes. This is memory that the device is known to have
    * finished with. With `wait`, waits for the device if more is idle, and gives that back, too, unless a capture is
-   * under way. */
+   * known to be under way. */
   uint64_t (*trim)(int device, int wait);
-  /* Waits on the host until the frees of `free_after` are complete, unless a capture may be under way. Returns 1 if
-   * there were any: a request that found no memory may succeed now. */
+  /* Waits on the host until the frees of `free_after` are complete, unless a capture is known to be under way. Returns
+   * 1 if there were any: a request that found no memory may succeed now. */
   int (*wait_for_frees)(int device);
   /* From now on stalloc creates no memory of the device beyond `bytes`. What it already holds above that stays until it
    * is idle. */

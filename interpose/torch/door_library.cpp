@@ -9,7 +9,9 @@
 #include <span>
 #include <vector>
 
+#include "interpose/base/destroyed_streams.h"
 #include "interpose/session/session.h"
+#include "interpose/torch/context_wait.h"
 #include "interpose/torch/ipc.h"
 #include "interpose/torch/join_streams.h"
 
@@ -78,8 +80,14 @@ Result allocate(int device, std::size_t bytes, void* stream, const void* caller,
   return allocate_slow_path(device, bytes, stream, caller, address);
 }
 
-// Whether a free on the stream must wait for the end of a capture.
-bool is_blocked_by_capture(void* stream) noexcept { return Session::captures().may_be_captured(key_of(stream).handle); }
+// Whether a free on the stream must wait for the end of a capture. One on a stream that was destroyed must wait for any
+// capture that is known to be under way, since its work can only be waited for together with all work of its context.
+bool is_blocked_by_capture(void* stream) noexcept {
+  const Captures& captures = Session::captures();
+  if (!captures.may_be_active()) return false;
+  const CUstream handle = key_of(stream).handle;
+  return captures.may_be_captured(handle) && !(captures.may_be_only_unseen() && is_destroyed(handle));
+}
 
 JoinStreams& join_streams_of(int device) {
   static auto* const streams = new std::array<JoinStreams, Heaps::kDevices>();
@@ -127,7 +135,7 @@ bool synchronize_contexts_of(serve::Driver& driver, std::span<const stalloc_door
   const auto synchronize = [&](CUcontext context) {
     if (context == nullptr) return true;
     const serve::ContextScope scope(driver, context);
-    return scope.ok() && driver.synchronize_context() == CUDA_SUCCESS;
+    return scope.ok() && wait_for_context(driver) == CUDA_SUCCESS;
   };
   return std::all_of(streams.begin(), streams.end(), [&](const stalloc_door_stream& used) {
     CUcontext primary = nullptr;
@@ -138,6 +146,17 @@ bool synchronize_contexts_of(serve::Driver& driver, std::span<const stalloc_door
   });
 }
 
+// Whether a capture may be why `free_when_complete` cannot go on after `result`. Where captures may begin unseen, the
+// driver tells whether one of the streams is captured, or the default stream, on which the block is then freed.
+bool must_free_later(CUresult result, std::span<const stalloc_door_stream> streams) noexcept {
+  const Captures& captures = Session::captures();
+  if (!captures.may_be_only_unseen()) {
+    return result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || captures.may_be_active();
+  }
+  const auto is_blocked = [](const stalloc_door_stream& used) { return is_blocked_by_capture(used.stream); };
+  return is_blocked_by_capture(nullptr) || std::any_of(streams.begin(), streams.end(), is_blocked);
+}
+
 // Frees a block once the work of all `streams` is complete. The free is recorded in the trace then
 // (HeapOptions::on_free_complete), but without an `owner` it is not recorded. Pre: the heap's context is current.
 Result free_when_complete(Heaps& heaps, serve::Heap& heap, void* address, std::span<const stalloc_door_stream> streams,
@@ -146,10 +165,13 @@ Result free_when_complete(Heaps& heaps, serve::Heap& heap, void* address, std::s
   CUresult result = join(heaps, heap, streams, &joined);
   if (result == CUDA_SUCCESS) result = heap.free_when_complete(as_address(address), key_of(joined), owner);
   if (result == CUDA_SUCCESS) return STALLOC_DOOR_DONE;
-  if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || Session::captures().may_be_active()) return STALLOC_DOOR_LATER;
-  // For example, a stream was destroyed, and the driver is older than CUDA 12.5. If the work cannot be waited for
-  // either, the memory is never reused.
-  if (!synchronize_contexts_of(heaps.driver(), streams)) return STALLOC_DOOR_DONE;
+  if (must_free_later(result, streams)) return STALLOC_DOOR_LATER;
+  // For example, a stream was destroyed, and the driver is older than CUDA 12.5, or a capture may have begun unseen,
+  // which an event behind all work of the context would break (join_streams.cpp). If the work cannot be waited for
+  // either, the memory is never reused; but beside captures it is tried again.
+  if (!synchronize_contexts_of(heaps.driver(), streams)) {
+    return Session::captures().may_be_active() ? STALLOC_DOOR_LATER : STALLOC_DOOR_DONE;
+  }
   if (owner) record(EventKind::FreeAsync, heap.device(), 0, nullptr, nullptr, address);
   heap.free_async(as_address(address), key_of(nullptr), /*context_is_current=*/true);
   return STALLOC_DOOR_DONE;
@@ -290,17 +312,17 @@ std::uint64_t trim(int device, int wait) {
   serve::Driver& driver = Session::get().known_heaps()->driver();
   const serve::ContextScope scope(driver, heap->context());
   const std::uint64_t released = heap->trim();
-  // Waiting for the device would invalidate every capture on it.
-  const bool may_wait = wait != 0 && scope.ok() && !Session::captures().may_be_active();
+  const bool may_wait = wait != 0 && scope.ok() && may_wait_for_context();
   if (!may_wait || !heap->may_release_more()) return released;
   heap->before_synchronization();
-  driver.synchronize_context();
+  wait_for_context(driver);
   return released + heap->trim();
 }
 
 int wait_for_frees(int device) {
   serve::Heap* heap = heap_of(device);
-  return heap != nullptr && !Session::captures().may_be_active() && heap->wait_for_pending_frees() ? 1 : 0;
+  // Only events of the library are asked about, which breaks no capture that has begun unseen.
+  return heap != nullptr && may_wait_for_context() && heap->wait_for_pending_frees() ? 1 : 0;
 }
 
 void set_limit(int device, std::uint64_t bytes) {

@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "interpose/base/file_descriptor.h"
-#include "interpose/session/session.h"
+#include "interpose/torch/context_wait.h"
 
 namespace stalloc::torch {
 namespace {
@@ -159,12 +159,13 @@ class Imports {
     return driver.set_access(memory.base, memory.reserved_bytes, devices) == CUDA_SUCCESS;
   }
   void unmap_removed_locked(serve::Driver& driver) {
-    if (Session::captures().may_be_active()) return;
     for (; !removed_.empty(); removed_.pop_back()) {
       const serve::ContextScope scope(driver, removed_.back().context);
+      const CUresult waited = scope.ok() ? wait_for_context(driver) : CUDA_ERROR_INVALID_CONTEXT;
+      const bool is_later = waited == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || waited == CUDA_ERROR_OUT_OF_MEMORY;
+      if (is_later) return;
       // If the context is gone or broken, the memory stays mapped until the process ends.
-      if (!scope.ok() || driver.synchronize_context() != CUDA_SUCCESS) continue;
-      unmap(driver, removed_.back());
+      if (waited == CUDA_SUCCESS) unmap(driver, removed_.back());
     }
   }
 

@@ -10,7 +10,9 @@
 namespace stalloc::torch {
 namespace {
 
-// Records an event behind all work of its context. During a capture, which this would break, nothing is recorded.
+// Records an event behind all work of its context. During a capture, which this would break, nothing is recorded. That
+// holds also where captures may begin unseen: CUDA does not tell of a context whether any of its streams is captured,
+// and nothing else lets a stream wait for streams that are not known. The caller then waits itself (context_wait.h).
 CUresult record_context(CUevent event, CUcontext context) noexcept {
   const serve::CaptureGate::WorkLock work(Session::captures().gate());
   if (Session::captures().may_be_active()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;

@@ -31,14 +31,18 @@ class CaptureGate {
     captures_.fetch_add(1, std::memory_order_relaxed);
     begun_.fetch_add(1, std::memory_order_release);  // release: a thread that sees this count also sees the other
   }
-  void capture_ended() noexcept {
-    if (!any_unobserved_.load(std::memory_order_relaxed)) captures_.fetch_sub(1, std::memory_order_release);
-  }
-  // From now on, captures may begin by functions that are not hooked. It is then unknown whether the beginning of an
-  // ending capture was counted, so no end counts any more, and the driver is queried at each request.
+  void capture_ended() noexcept { captures_.fetch_sub(1, std::memory_order_release); }
+  // From now on, captures may begin by functions that are not hooked, so `may_be_capturing` is true for good, and the
+  // driver is queried at each request. This counts as one capture that never ends.
   void may_begin_unobserved() noexcept {
-    any_unobserved_.store(true, std::memory_order_relaxed);
     capture_began();
+    // Counted before it is said, so that `only_unobserved` never takes an observed capture for this one.
+    if (any_unobserved_.exchange(true, std::memory_order_release)) capture_ended();
+  }
+  [[nodiscard]] bool any_unobserved() const noexcept { return any_unobserved_.load(std::memory_order_acquire); }
+  // True if captures may have begun unobserved, and no other is under way. Lock-free.
+  [[nodiscard]] bool only_unobserved() const noexcept {
+    return any_unobserved() && captures_.load(std::memory_order_acquire) == 1;
   }
 
   // Returns 0 if a capture may be under way. If two calls return the same number other than 0, no capture was under way

@@ -187,6 +187,32 @@ TEST_CASE("what CUDA refuses during a capture is refused with its error", "[sess
   CHECK(driver.captures.permission() == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 }
 
+TEST_CASE("beside captures that may begin unseen, those that are seen are counted", "[session][captures]") {
+  Driver driver;
+  const auto only_unseen = [&] { return driver.captures.may_be_only_unseen(); };
+  CHECK_FALSE(only_unseen());
+  REQUIRE(begin(driver.captures, stream(1)) == CUDA_SUCCESS);
+  for (int i = 0; i < 2; ++i) driver.captures.note_lookup("cuStreamBeginCaptureToNext");
+  CHECK_FALSE(only_unseen());  // the first is under way
+  REQUIRE(end(driver.captures, stream(1)) == CUDA_SUCCESS);
+  CHECK(only_unseen());
+  REQUIRE(begin(driver.captures, stream(1), CUDA_ERROR_ILLEGAL_STATE) == CUDA_ERROR_ILLEGAL_STATE);
+  CHECK(only_unseen());
+  REQUIRE(begin(driver.captures, stream(1)) == CUDA_SUCCESS);
+  CHECK_FALSE(only_unseen());
+  captured = stream(2);  // unseen; what ends it ends no other
+  REQUIRE(end(driver.captures, stream(2)) == CUDA_SUCCESS);
+  CHECK_FALSE(only_unseen());
+  captured = stream(1);
+  REQUIRE(end(driver.captures, stream(1)) == CUDA_SUCCESS);
+  CHECK(only_unseen());
+  // All threads' own default streams have one handle, so that the end of one may be that of an unseen capture.
+  REQUIRE(begin(driver.captures, CU_STREAM_PER_THREAD) == CUDA_SUCCESS);
+  REQUIRE(end(driver.captures, CU_STREAM_PER_THREAD) == CUDA_SUCCESS);
+  CHECK_FALSE(only_unseen());
+  CHECK(driver.captures.may_be_active());
+}
+
 TEST_CASE("once a newer function that begins captures was looked up, captures may always be under way",
           "[session][captures]") {
   Driver driver;
