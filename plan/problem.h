@@ -58,6 +58,7 @@ struct Problem {
   std::uint64_t granularity = 0;  // of the device's physical memory, bytes; 0: not known
   bool repeats = false;           // a recorded run, whose steps may repeat; false: plan the whole range once
   std::vector<Request> requests;
+  bool by_threads = false;  // an order in which each thread repeats its own requests (steps/thread_order.h)
 };
 
 // More than any device can address. A larger request or sum is an error, so that no sum overflows.

@@ -48,7 +48,7 @@ Problem reorder(const Problem& problem, const std::vector<std::size_t>& order) {
     ends.push_back(std::max(static_cast<std::size_t>(end - made.begin()), places.size()));
   }
 
-  Problem result{problem.device, problem.granularity, problem.repeats, {}};
+  Problem result{problem.device, problem.granularity, problem.repeats, {}, problem.by_threads};
   result.requests.resize(order.size());
   LargestAhead made_while_live(places);
   for (std::size_t i = made.size(); i-- > 0;) {

@@ -175,15 +175,16 @@ std::size_t shortest(std::size_t requests) { return std::max<std::size_t>(2, (re
 
 }  // namespace
 
-std::vector<std::uint32_t> tokens_of(const std::vector<Request>& requests, RequestKey key) {
+std::vector<std::uint32_t> tokens_of(const std::vector<Request>& requests, RequestKey key, bool by_threads) {
+  const auto lane = [by_threads](const Request& request) { return by_threads ? request.thread : 0; };
   if (key == RequestKey::Size) {
-    return number(requests, [](const Request& request) {
-      return std::tuple(round_up(request.size, kUnitBytes), request.stream, request.allocation_stream);
+    return number(requests, [&lane](const Request& request) {
+      return std::tuple(round_up(request.size, kUnitBytes), request.stream, request.allocation_stream, lane(request));
     });
   }
   if (!has_call_sites(requests)) return {};
-  return number(requests, [](const Request& request) {
-    return std::tuple(request.module, request.stack, request.stream, request.allocation_stream);
+  return number(requests, [&lane](const Request& request) {
+    return std::tuple(request.module, request.stack, request.stream, request.allocation_stream, lane(request));
   });
 }
 
@@ -195,7 +196,7 @@ Run find_longest_run(const std::vector<std::uint32_t>& tokens) {
 SteadyState find_steady_state(const Problem& problem, RequestKey key, std::size_t fewest_steps) {
   const std::vector<Request>& requests = problem.requests;
   if (!problem.repeats || requests.size() < 2) return {};
-  const std::vector<std::uint32_t> tokens = tokens_of(requests, key);
+  const std::vector<std::uint32_t> tokens = tokens_of(requests, key, problem.by_threads);
   for (const Run& run : find_runs(tokens, shortest(tokens.size()))) {
     SteadyState steady = cut(requests, run, key == RequestKey::CallSite, fewest_steps);
     if (steady.unrolled != 0) return steady;

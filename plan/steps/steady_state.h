@@ -58,21 +58,22 @@ inline bool repeats_as_recorded(const SteadyState& steady, std::size_t requests)
 // include the stream.
 enum class RequestKey : std::uint8_t { Size, CallSite };
 
-// Returns a number for each request, equal for requests with equal keys. Empty for CallSite if some stacks were not
-// recorded. O(n log n). Pure.
-std::vector<std::uint32_t> tokens_of(const std::vector<Request>& requests, RequestKey key);
+// Returns a number for each request, equal for requests with equal keys and, if `by_threads`, of the same thread. Empty
+// for CallSite if some stacks were not recorded. O(n log n). Pure.
+std::vector<std::uint32_t> tokens_of(const std::vector<Request>& requests, RequestKey key, bool by_threads);
 
-// Finds the exactly repeating body in the sequence of (size rounded to kUnitBytes, stream) of a problem that `repeats`.
-// Of all stretches that repeat at least twice it takes the longest, with the smallest period, so the period is a step
-// and not a microbatch inside a step. The stretch must have a quarter of all requests. The body begins where the fewest
-// bytes are live across its boundary, but after those requests of the first repetition that stay live although later
-// repetitions free theirs: an optimizer's state has the sizes of the gradients. Requests that outlive their step make
-// the body two or more steps long; those that outlive even that are leaks (see SteadyState::lives). If leaks are more
-// than a sixteenth of the body's bytes, or more than a quarter of its requests and it repeats only twice, there is no
-// steady state. Where no sizes repeat, repetitions are searched in
-// the sequence of (call site, stream): steps in which each request comes from the same place in the program and only
-// sizes vary, as in a mixture of experts. This needs recorded stacks. `fewest_steps`: the body has at least this many
-// steps, if the run is long enough. O(n log n). Pure.
+// Finds the exactly repeating body in the sequence of (size rounded to kUnitBytes, stream) of a problem that
+// `repeats`; in one that is `by_threads`, also by thread, since a slot belongs to one thread. Of all stretches that
+// repeat at least twice it takes the longest, with the smallest period, so the period is a step and not a microbatch
+// inside a step. The stretch must have a quarter of all requests. The body begins where the fewest bytes are live
+// across its boundary, but after those requests of the first repetition that stay live although later repetitions
+// free theirs: an optimizer's state has the sizes of the gradients. Requests that outlive their step make the body
+// two or more steps long; those that outlive even that are leaks (see SteadyState::lives). If leaks are more than a
+// sixteenth of the body's bytes, or more than a quarter of its requests and it repeats only twice, there is no
+// steady state. Where no sizes repeat, repetitions are searched in the sequence of (call site, stream): steps in
+// which each request comes from the same place in the program and only sizes vary, as in a mixture of experts. This
+// needs recorded stacks. `fewest_steps`: the body has at least this many steps, if the run is long enough. O(n log
+// n). Pure.
 SteadyState find_steady_state(const Problem& problem, std::size_t fewest_steps = 1);
 // Searches only the sequence of one key.
 SteadyState find_steady_state(const Problem& problem, RequestKey key, std::size_t fewest_steps = 1);

@@ -51,7 +51,7 @@ class Merger {
   Merger(const Problem& problem, RequestKey key)
       : problem_(problem),
         key_(key),
-        tokens_(tokens_of(problem.requests, key)),
+        tokens_(tokens_of(problem.requests, key, true)),
         threads_(requests_by_thread(problem)) {}
 
   std::optional<ThreadOrder> run() {
@@ -64,7 +64,7 @@ class Merger {
     for (std::size_t i = 1; i < threads_.size(); ++i) {
       if (!add_as_recorded(threads_[i])) strays.push_back(&threads_[i]);
     }
-    const Problem ordered = reorder(problem_, order_);
+    const Problem ordered = problem_in(order_);
     cost_ = cost_of(problem_, order_, ordered, find_steady_state(ordered, key_));
     for (const Order* thread : strays) add_moved(*thread);
     return finish();
@@ -76,6 +76,12 @@ class Merger {
     tokens.reserve(order.size());
     for (const std::size_t request : order) tokens.push_back(tokens_[request]);
     return find_longest_run(tokens);
+  }
+
+  [[nodiscard]] Problem problem_in(const Order& order) const {
+    Problem ordered = reorder(problem_, order);
+    ordered.by_threads = true;
+    return ordered;
   }
 
   // The leader's requests in a stretch of `order`.
@@ -117,7 +123,7 @@ class Merger {
   }
 
   bool accept(Order order) {
-    const Problem ordered = reorder(problem_, order);
+    const Problem ordered = problem_in(order);
     const SteadyState steady = find_steady_state(ordered, key_);
     if (steady.period == 0) return false;
     const Run run{steady.run_begin, steady.run_end, steady.period / steady.unrolled};
@@ -145,7 +151,7 @@ class Merger {
   }
 
   ThreadOrder finish() const {
-    ThreadOrder result{reorder(problem_, order_), std::vector<std::size_t>(problem_.requests.size(), kNone), {}};
+    ThreadOrder result{problem_in(order_), std::vector<std::size_t>(problem_.requests.size(), kNone), {}};
     std::map<std::uint32_t, std::uint8_t> lanes;
     for (std::size_t place = 0; place < order_.size(); ++place) {
       result.position[order_[place]] = place;

@@ -49,6 +49,16 @@ plan::Problem training_with_loader(Random& random, int every = 1, std::uint32_t 
   return program.problem();
 }
 
+// All threads but the first allocate on one stream.
+plan::Problem problem_on_two_streams(const Interleaved& program) {
+  trace::Trace trace = program.trace();
+  for (trace::Event& event : trace.events) {
+    event = trace::Event(event.time_ns(), event.address(), event.size(), std::min(event.stream(), 2U), event.thread(),
+                         0, 0, 0, event.kind(), 0);
+  }
+  return plan::find_lifetimes(trace).devices.at(0);
+}
+
 std::size_t count_of(const plan::Problem& problem, std::uint32_t thread) {
   return static_cast<std::size_t>(std::count_if(problem.requests.begin(), problem.requests.end(),
                                                 [&](const plan::Request& r) { return r.thread == thread; }));
@@ -122,17 +132,50 @@ TEST_CASE("threads that are started anew for each step are one", "[threads]") {
     program.free(begin + between(40, 60, random), 7 + step, program.alloc(begin + 5, 7 + step, 2 * kMiB));
     program.free(begin + between(60, 80, random), 7 + step, staged);
   }
-  trace::Trace trace = program.trace();
-  for (trace::Event& event : trace.events) {  // on one stream, whichever thread
-    event = trace::Event(event.time_ns(), event.address(), event.size(), std::min(event.stream(), 2U), event.thread(),
-                         0, 0, 0, event.kind(), 0);
-  }
-  const plan::Problem problem = plan::find_lifetimes(trace).devices.at(0);
+  const plan::Problem problem = problem_on_two_streams(program);
   CHECK(count_of(problem, 7) == 2 * kSteps);
   const plan::PlannedDevice planned = plan_and_check(problem);
   CHECK(planned.report.period == 62);
   CHECK(planned.report.lanes == 2);
   CHECK(planned.report.without_slot == 0);
+}
+
+// The recording ends while the last of the threads that are started anew for each step is at work, so it made less than
+// the others and is not one with them. It must not take their part in the last repetition: a slot belongs to one
+// thread.
+TEST_CASE("threads that are started anew for each step, the last one cut off, are planned soundly", "[threads]") {
+  const auto seed = GENERATE(range(1U, 11U));
+  CAPTURE(seed);
+  Random random(seed);
+  Interleaved program;
+  std::optional<Interleaved::Id> kept;
+  for (std::uint32_t step = 0; step < kSteps; ++step) {
+    const double begin = step * kStep;
+    const bool last = step + 1 == kSteps;
+    std::vector<Interleaved::Id> forward;  // fewest bytes are live after it, so the body begins there
+    for (std::uint64_t i = 0; i < 20; ++i) {
+      forward.push_back(program.alloc(begin + 20 * static_cast<double>(i), 0, kMiB + i * plan::kUnitBytes));
+    }
+    if (kept) program.free(begin + 420, 0, *kept);
+    for (const Interleaved::Id id : forward) program.free(begin + 440, 0, id);
+    const std::uint32_t loader = 7 + step;
+    const double staged_at = begin + 305 + (last ? 0 : between(0, 90, random));  // the earliest place in the step
+    program.free(staged_at + 1, loader, program.alloc(staged_at, loader, 512));
+    if (last) break;
+    for (std::uint64_t i = 0; i < 20; ++i) {
+      const double time = begin + 500 + 20 * static_cast<double>(i);
+      kept = program.alloc(time, 0, 2 * kMiB + i * plan::kUnitBytes);
+      if (i < 19) program.free(time + 1, 0, *kept);
+    }
+    const double cast_at = begin + 510 + between(0, 200, random);
+    program.free(cast_at + 1, loader, program.alloc(cast_at, loader, 1024));
+  }
+  const plan::Problem problem = problem_on_two_streams(program);
+  CHECK(count_of(problem, 7) == 2 * (kSteps - 1));
+  CHECK(count_of(problem, 7 + kSteps - 1) == 1);
+  const plan::PlannedDevice planned = plan_and_check(problem);
+  CHECK(planned.report.period == 42);
+  CHECK(planned.report.lanes >= 2);
 }
 
 TEST_CASE("threads that make other requests, or make them at the same time, are not one", "[threads]") {
