@@ -41,7 +41,7 @@ Cursors::Cursors(const plan::DevicePlan& plan, HasEnded has_ended)
 
 Cursor::Next Cursors::next_of(ThreadId thread, std::uint64_t bytes) noexcept {
   LaneCursor* lane = lane_of(thread);
-  if (lane == nullptr || (lane->cursor.lost() && !lane->cursor.awaits(bytes))) {
+  if (thread != 0 && (lane == nullptr || (lane->cursor.lost() && !lane->cursor.awaits(bytes)))) {
     if (LaneCursor* const other = find_lane(bytes, lane)) {
       if (lane != nullptr) lane->thread = 0;
       other->thread = thread;
@@ -76,6 +76,7 @@ std::optional<Cursor::Difference> Cursors::first_difference() const noexcept {
 }
 
 Cursors::LaneCursor* Cursors::lane_of(ThreadId thread) noexcept {
+  if (thread == 0) return nullptr;
   const auto at =
       std::find_if(lanes_.begin(), lanes_.end(), [=](const LaneCursor& lane) { return lane.thread == thread; });
   return at == lanes_.end() ? nullptr : &*at;

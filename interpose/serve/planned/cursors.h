@@ -18,9 +18,9 @@ using plan::PlanMatch;
 // One cursor for all requests. If the plan has lanes, one cursor for each lane, which the requests of one thread move.
 //
 // A thread takes a lane whose next slot, or the first slot of whose body, matches its request. A lane can be taken if
-// no thread has it, or if its thread has ended or its cursor has lost its position. Requests of a thread without a lane
-// are unplanned and move no cursor. A wrong choice only costs unplanned requests. Not thread-safe: the heap's lock
-// protects it. Only the constructor throws.
+// no thread has it, or if its thread has ended or its cursor has lost its position. Requests of a thread without a
+// lane, and of one without an id, are unplanned and move no cursor. A wrong choice only costs unplanned requests. Not
+// thread-safe: the heap's lock protects it. Only the constructor throws.
 class Cursors {
  public:
   using HasEnded = bool (*)(ThreadId) noexcept;
@@ -42,7 +42,7 @@ class Cursors {
   // counts the requests of that lane.
   [[nodiscard]] std::optional<Cursor::Difference> first_difference() const noexcept;
 
-  // `next` for a plan with lanes and a given thread.
+  // `next` for a plan with lanes and a given thread; 0: it has no id.
   Cursor::Next next_of(ThreadId thread, std::uint64_t bytes) noexcept;
 
  private:

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The system's numbers of threads.
+// Which threads there are.
 #pragma once
+
+#include <cstdint>
 
 namespace stalloc::serve {
 
-using ThreadId = int;  // as gettid returns it: never 0; reused after the thread has ended
+using ThreadId = std::uint64_t;  // 0: none; never given to another thread, unlike the system's ids
 
-// The number of the calling thread. Makes a system call only once in each thread.
+// The id of the calling thread. 0 if it has none: host memory is missing, or 1024 threads have an id and have not
+// ended. Any thread may call it, also while it ends. Makes system calls only at a thread's first calls.
 ThreadId this_thread() noexcept;
-// True if no thread of this process has that number. Makes a system call; keeps errno.
+// True if the thread with that id has ended. It is known at the latest when the thread can have been joined; the
+// thread's last destructors may still run, and may call `this_thread`. May make a system call; keeps errno.
 bool has_ended(ThreadId thread) noexcept;
 
 }  // namespace stalloc::serve

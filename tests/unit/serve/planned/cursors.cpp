@@ -2,6 +2,9 @@
 // Threads find the lanes of a plan and keep them.
 #include "interpose/serve/planned/cursors.h"
 
+#include <pthread.h>
+
+#include <latch>
 #include <random>
 #include <set>
 #include <thread>
@@ -235,16 +238,71 @@ TEST_CASE("without lanes, all threads move one cursor", "[serve][cursors]") {
   CHECK(slots == std::vector<int>{0, 1, 2});
 }
 
+TEST_CASE("a request of a thread without an id takes no lane", "[serve][cursors]") {
+  Cursors cursors(two_lanes(), has_ended);
+  CHECK(request(cursors, 0, 7) == kNone);
+  CHECK(request(cursors, 6, 7) == 2);
+  CHECK(request(cursors, 0, 8) == kNone);
+  CHECK(request(cursors, 6, 8) == 4);
+}
+
+TEST_CASE("the lane of a joined thread is free at once", "[serve][cursors]") {
+  Cursors cursors(two_lanes());
+  for (int i = 0; i < 200; ++i) {
+    int slot = kNone;
+    std::thread([&] { slot = request(cursors, serve::this_thread(), i % 2 == 0 ? 7 : 8); }).join();
+    if (slot != (i % 2 == 0 ? 2 : 4)) FAIL("thread " << i << " has found slot " << slot);
+  }
+}
+
 TEST_CASE("threads have different ids, and it is known when they have ended", "[serve][cursors]") {
   const ThreadId own = serve::this_thread();
-  ThreadId other = 0;
-  bool was_gone = true;
-  std::thread([&] {
-    other = serve::this_thread();
-    was_gone = serve::has_ended(other) || serve::has_ended(own);
-  }).join();
-  CHECK(other != own);
+  REQUIRE(own != 0);
+  std::set<ThreadId> ids{own};
+  for (int i = 0; i < 2000; ++i) {  // more than can exist at one time; the system reuses its ids
+    ThreadId other = 0;
+    bool was_gone = true;
+    std::thread([&] {
+      other = serve::this_thread();
+      was_gone = serve::has_ended(other) || serve::has_ended(own);
+    }).join();
+    if (other == 0 || was_gone || !serve::has_ended(other) || !ids.insert(other).second) FAIL("thread " << i);
+  }
   CHECK(serve::this_thread() == own);
-  CHECK_FALSE(was_gone);
   CHECK_FALSE(serve::has_ended(own));
+}
+
+TEST_CASE("a thread has an id while its destructors run", "[serve][cursors]") {
+  static std::latch ending(1);
+  static std::latch seen(1);
+  static std::vector<bool> ended_in_destructor;
+  struct Variable {
+    ThreadId id = 0;
+    ~Variable() { ended_in_destructor.push_back(serve::this_thread() != id || serve::has_ended(id)); }
+  };
+  REQUIRE(serve::this_thread() != 0);
+  pthread_key_t key = 0;  // its destructor runs after those that were created before
+  REQUIRE(pthread_key_create(&key, [](void* id) {
+            const ThreadId own = *static_cast<ThreadId*>(id);
+            ended_in_destructor.push_back(serve::this_thread() != own || serve::has_ended(own));
+            ending.count_down();
+            seen.wait();
+          }) == 0);
+  Cursors cursors(two_lanes());
+  ThreadId id = 0;
+  int slot = kNone;
+  std::thread thread([&] {
+    thread_local Variable variable;
+    variable.id = id = serve::this_thread();
+    slot = request(cursors, id, 7);
+    pthread_setspecific(key, &id);
+  });
+  ending.wait();
+  CHECK(slot == 2);
+  CHECK(serve::has_ended(id));  // although the system still has the thread
+  CHECK(request(cursors, serve::this_thread(), 8) == 4);
+  seen.count_down();
+  thread.join();
+  CHECK(ended_in_destructor == std::vector<bool>{false, true});
+  pthread_key_delete(key);
 }
