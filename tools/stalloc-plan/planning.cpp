@@ -20,6 +20,11 @@ const plan::Problem* problem_of(const Source& source, std::uint32_t device) {
   return nullptr;
 }
 
+// A plan without a body is for the whole run: late frees are left out only where steps repeat.
+plan::Problem problem_as_planned(const plan::Problem& problem, const plan::DevicePlan& device) {
+  return device.body == 0 ? problem : plan::without_late_frees(problem).problem;
+}
+
 }  // namespace
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
@@ -33,7 +38,7 @@ std::string find_fault(const Source& source, const plan::Plan& plan) {
   for (const plan::DevicePlan& device : plan.devices) {
     const plan::Problem* problem = problem_of(source, device.device);
     if (problem == nullptr) return fmt::format("device {}: no requests", device.device);
-    const std::string error = plan::find_unsoundness(plan::without_late_frees(*problem).problem, device);
+    const std::string error = plan::find_unsoundness(problem_as_planned(*problem, device), device);
     if (!error.empty()) return fmt::format("device {}: {}", device.device, error);
   }
   return {};
