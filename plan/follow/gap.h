@@ -21,12 +21,15 @@ class GapFinder {
   // Call this for each request.
   void note_request() noexcept { ++requests_; }
 
+  // Whether a search is made for a request that is freed `lives` requests later.
+  [[nodiscard]] bool may_search(std::uint64_t lives) const noexcept {
+    return lives <= kFirstSlots + requests_ * kSlotsPerRequest - searched_;
+  }
   // Returns `bytes` of the smallest part of `free` that is large enough; nothing if there is none or no search is made.
-  // `lives`: the request is freed so many requests later. ranges_of(n) returns the ranges of the n-th slot that
-  // follows. Throws std::bad_alloc.
+  // ranges_of(n) returns the ranges of the n-th slot that follows. Throws std::bad_alloc.
   template <class RangesOf>
   std::optional<Range> find(FreeSpace free, std::uint64_t bytes, std::uint64_t lives, RangesOf ranges_of) {
-    if (lives > kFirstSlots + requests_ * kSlotsPerRequest - searched_) return std::nullopt;
+    if (!may_search(lives)) return std::nullopt;
     for (std::uint64_t later = 1; later < lives && free.largest() >= bytes; ++later) {
       for (const Range& range : ranges_of(later)) free.subtract(range);
       ++searched_;

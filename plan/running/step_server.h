@@ -160,6 +160,7 @@ template <class Allocator>
 std::optional<Place> StepServer<Allocator>::serve_in_gap(Allocator& allocator, std::uint64_t bytes,
                                                          StreamIndex stream) {
   if (!was_refused() || slots_[refused_].lives >= slots_.size()) return std::nullopt;
+  if (!gaps_.may_search(slots_[refused_].lives)) return std::nullopt;  // before the free space is copied
   const auto ranges_of = [&](std::uint64_t later) {
     const PlacedSlot& slot = slots_[(refused_ + later) % slots_.size()];
     return slot.place ? allocator.ranges(*slot.place, slot.bytes) : std::span<const Range>();

@@ -78,6 +78,7 @@ std::optional<PhysicalRange> Planned::find_gap(std::uint32_t slot, std::uint64_t
     return ranges(static_cast<std::uint32_t>(later < left ? slot + later : body_begin_ + (later - left)));
   };
   const std::uint64_t lives = std::min<std::uint64_t>(places_[slot].lives, left + (body_end_ - body_begin_));
+  if (!gaps_.may_search(lives)) return std::nullopt;  // before the free space is copied
   plan::FreeSpace usable = free;
   for (const auto& [begin, end_of_range] : withheld_.ranges()) usable.add({begin, end_of_range});
   return gaps_.find(std::move(usable), bytes, lives, ranges_of);

@@ -53,6 +53,8 @@ TEST_CASE("each request allows a few more slots to be looked at", "[plan][gap]")
   while (gaps.find(free, 1, kLives, ranges_of)) REQUIRE(++found < 1000);
   REQUIRE(found > 0);
   REQUIRE(looked_at == found * (kLives - 1));
+  REQUIRE(gaps.may_search(1));
+  REQUIRE_FALSE(gaps.may_search(kLives));
   REQUIRE(gaps.find(free, 1, 1, ranges_of));  // a search that looks at no slot
   REQUIRE_FALSE(gaps.find(free, 1, kLives, ranges_of));
   std::uint64_t requests = 0;
