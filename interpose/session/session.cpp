@@ -30,7 +30,7 @@ namespace stalloc {
 namespace {
 
 // A block that other streams used is recorded as freed only when its memory can be reused, so that no plan reuses it
-// earlier (HeapOptions::over).
+// earlier (HeapOptions::on_free_complete).
 void record_completed_free(int device, CUdeviceptr address, StreamKey owner) noexcept {
   record::Recorder* recorder = Session::get().recorder();
   if (recorder == nullptr) return;

@@ -78,11 +78,12 @@ class Session {
   void log_requested_figures() noexcept;
   [[nodiscard]] static bool figures_wanted() noexcept { return quick_.figures_wanted.load(std::memory_order_relaxed); }
 
-  // The program has begun to use CUDA. A child of fork can use it only if its parent had not: so it is active as long
-  // as this was not called before the fork.
-  // Looks up what the parts need. Such a search takes the dynamic loader's lock, which a thread may hold while it waits
-  // for another one that makes the first request: so it is done now, when the program initializes CUDA.
+  // The program has begun to use CUDA. Looks up what the parts need: such a search takes the dynamic loader's lock,
+  // which a thread may hold while it waits for another one that makes the first request. So it is done now, when the
+  // program initializes CUDA.
   void cuda_is_used() noexcept;
+  // Call in a child of fork. Turns the session off if `cuda_is_used` was called before the fork: such a child cannot
+  // use CUDA.
   void stop_in_child() noexcept;
   // At exit: closes the trace, logs the figures, ends the statistics page, which a session that was turned off has,
   // too. Does nothing in a process that has not made these itself (a child of _Fork, clone or vfork that exits).
