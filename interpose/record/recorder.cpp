@@ -39,16 +39,6 @@ std::uint32_t thread_ordinal() noexcept {
 
 constexpr std::uint64_t kLongestWaitAtExitNs = 1'000'000'000;
 
-// Tries at least once, and until that time. The returned lock owns the mutex only on success.
-std::unique_lock<std::mutex> lock_until(std::mutex& mutex, std::uint64_t end_ns) {
-  std::unique_lock lock(mutex, std::try_to_lock);
-  while (!lock.owns_lock() && now_ns(CLOCK_MONOTONIC) < end_ns) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    (void)lock.try_lock();
-  }
-  return lock;
-}
-
 }  // namespace
 
 Recorder::Recorder(const Options& options, trace::Device (*describe)(int device))
@@ -92,8 +82,8 @@ void Recorder::append_event(const TracedCall& call) {
     python_depth = capture_python_stack(std::span(python).first(stack_depth_));
   }
   if (python_depth > 0) depth = frames_inside_python(std::span(frames).first(depth));
-  const std::unique_lock<std::mutex> lock = lock_for_call();
-  if (!lock.owns_lock()) stopped_.store(true);
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() && !wait_for(lock)) stopped_.store(true);
   if (stopped_.load(std::memory_order_relaxed)) return;
   const std::uint64_t now = now_ns(CLOCK_MONOTONIC);
   note_device(call.device);
@@ -107,9 +97,15 @@ void Recorder::append_event(const TracedCall& call) {
   if (full || now - last_write_ns_ >= flush_ns_) write_chunk(/*last=*/false);
 }
 
-std::unique_lock<std::mutex> Recorder::lock_for_call() {
+// False: the lock was not to be had in the time that is left at exit.
+bool Recorder::wait_for(std::unique_lock<std::mutex>& lock) const {
   const std::uint64_t end = waits_until_ns_.load(std::memory_order_relaxed);
-  return end == 0 ? std::unique_lock(mutex_) : lock_until(mutex_, end);
+  if (end == 0) lock.lock();
+  while (!lock.owns_lock() && now_ns(CLOCK_MONOTONIC) < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    (void)lock.try_lock();
+  }
+  return lock.owns_lock();
 }
 
 void Recorder::note_device(int device) {
@@ -222,7 +218,8 @@ void Recorder::close() noexcept {
   // At exit another thread may never release the lock.
   std::uint64_t none = 0;
   waits_until_ns_.compare_exchange_strong(none, now_ns(CLOCK_MONOTONIC) + kLongestWaitAtExitNs);
-  const std::unique_lock<std::mutex> lock = lock_for_call();
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) (void)wait_for(lock);
   if (!lock.owns_lock() || stopped_.load() || (sequence_ == 0 && events_.empty())) return;
   try {
     write_chunk(/*last=*/true);

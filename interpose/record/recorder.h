@@ -68,7 +68,7 @@ class Recorder {
   };
 
   void append_event(const TracedCall& call);
-  [[nodiscard]] std::unique_lock<std::mutex> lock_for_call();
+  bool wait_for(std::unique_lock<std::mutex>& lock) const;
   void note_device(int device);
   void write_chunk(bool last);
   void add_unwritten(std::vector<std::uint8_t> chunk);

@@ -298,8 +298,7 @@ void try_beside_full_stream(const Machine& machine, Report& report) {
       filler.start();
     };
     report.fact(std::string("beside a held stream whose queue is full, ") + call.name,
-                answers_beside_gate(
-                    machine, scene.held, behind, [&](Answers& a) { call.make(scene, a); }, call.held_ms));
+                answers_beside_gate(machine, scene.held, behind, [&](Answers& a) { call.make(scene, a); }));
     filler.join();
   }
 }
