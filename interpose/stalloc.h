@@ -36,7 +36,7 @@ struct stalloc_statistics {
   uint64_t refused_slots;
   /* count: stitched views made or repaired */
   uint64_t stitches;
-  /* count: requests served from free bytes of the plan, and requests served from bytes that another stream freed; one that is both counts twice */
+  /* count: requests served from free bytes of the plan, plus those served from bytes that another stream freed */
   uint64_t borrows;
   /* count: times a stream was made to wait for another */
   uint64_t waits;

@@ -26,6 +26,18 @@
 
 namespace stalloc::serve {
 
+// While it exists, frees are those of a call that names no stream.
+class FreesNameNoStream {
+ public:
+  explicit FreesNameNoStream(StreamOrder& order) : order_(order) { order_.frees_name_no_stream(true); }
+  ~FreesNameNoStream() { order_.frees_name_no_stream(false); }
+  FreesNameNoStream(const FreesNameNoStream&) = delete;
+  FreesNameNoStream& operator=(const FreesNameNoStream&) = delete;
+
+ private:
+  StreamOrder& order_;
+};
+
 // Tells the planner of steps of a free on `stream`; kNoStream: no work uses the bytes any more.
 [[gnu::always_inline]] inline void Heap::note_freed(const LiveEntry& entry, StreamOrdinal stream) noexcept {
   if (entry.pool == kNoPool) return;
@@ -216,6 +228,7 @@ CUresult Heap::free_sync(CUdeviceptr address) noexcept {
   if (!from_pool) order_.mark_all_complete(number);
   // For a block from a pool, the program's own work is complete. Work on the bytes from before the allocation may not
   // be, but the block's stream is ordered after that.
+  const FreesNameNoStream by_host(order_);
   make_reusable(entry, from_pool ? entry.stream : kNoStream);
   if (!from_pool) release_freed_handles(entry);
   return CUDA_SUCCESS;

@@ -383,7 +383,12 @@ void StreamOrder::record_free_event(StreamOrdinal stream) noexcept {
   const FreeEvent* latest = streams_[stream].events.latest();
   if (latest != nullptr && latest->covers == last_free(stream)) return;
   const ContextScope scope(driver_, context_);
-  if (scope.ok()) record(stream, true);
+  if (!scope.ok()) return;
+  if (frees_name_no_stream_) {
+    (void)record_late_event(stream);
+  } else {
+    record(stream, true);
+  }
 }
 
 // When all pairs are in use, those of destroyed streams whose frees are complete are released.

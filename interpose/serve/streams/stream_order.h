@@ -118,6 +118,9 @@ class StreamOrder {
   // wait for them.
   void allow_late_events(bool may) noexcept { late_events_allowed_ = may; }
 
+  // Whether the calls that free name no stream (cuMemFree of a pool's memory): an event at such a free is a late event.
+  void frees_name_no_stream(bool so) noexcept { frees_name_no_stream_ = so; }
+
   // The program creates blocking streams, which synchronize with the legacy stream. Call before they are given work.
   void blocking_streams_exist() noexcept;
 
@@ -264,6 +267,7 @@ class StreamOrder {
   bool closed_ = false;
   bool has_blocking_streams_ = false;
   bool late_events_allowed_ = false;
+  bool frees_name_no_stream_ = false;
   bool made_foreign_ready_ = false;
   const std::uint64_t watched_frees_;
   unsigned users_ = 0;  // number of streams that have ever used memory

@@ -203,6 +203,10 @@ TEST_CASE("no event is recorded on a busy stream but at its frees", "[serve][ord
   f.order.poll_thoroughly();
   f.order.blocking_streams_exist();
   REQUIRE(f.driver.records() == records);
+  f.order.frees_name_no_stream(true);
+  f.use_and_free(f.part, f.t, true);
+  f.order.frees_name_no_stream(false);
+  REQUIRE(f.driver.records() == records);
   f.use_and_free(f.part, f.t, false);
   REQUIRE(f.driver.records() == records + 1);
   f.driver.finish_all_work();
