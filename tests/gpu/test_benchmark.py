@@ -3,6 +3,7 @@
 """Tests what can be tested of the benchmark without a GPU and without PyTorch: the search, sizes, environments, tables,
 resuming."""
 
+import collections
 import contextlib
 import dataclasses
 import importlib.util
@@ -224,7 +225,7 @@ class FakeProcess:
     def order(self, size, turns, fresh=False):
         room = self.room.get(self.allocator, 10 ** 6) + (0 if fresh else self.shown)
         made = [{"size": size, "done": 1, "seconds": 1, "live": 1000 * size, "held": 1100 * size, "used": {}, "stalloc": {}}]
-        return {"turns": made * turns} if size <= room else {"turns": [], "exhausted": "out of memory"}
+        return {"turns": [dict(one) for one in made * turns]} if size <= room else {"turns": [], "exhausted": "out of memory"}
 
     def keep_to(self, cores):
         pass
@@ -254,8 +255,25 @@ class Measurements(unittest.TestCase):
         self.assertEqual({name: len(rounds) for name, rounds in result["rounds"].items()},
                          dict.fromkeys(["native", "dynamic", "record", "planned"], 5))
         self.assertEqual(len(result["native_beside_planned"]), 5)
-        self.assertEqual(FakeProcess.started, ["native", "dynamic", "record", "planned"])
+        self.assertEqual(FakeProcess.started, ["native", "dynamic", "record", "planned", "native"])
         self.assertFalse((self.path / "trace.fb").exists())
+
+    def test_turns_that_are_compared_have_the_same_number(self):
+        made = collections.Counter()
+
+        def order(process, size, turns, fresh=False):
+            done = answer(process, size, turns, fresh)
+            for turn in done["turns"]:
+                made[process] += 1
+                turn["number"] = made[process]
+            return done
+
+        answer = FakeProcess.order
+        with unittest.mock.patch.object(FakeProcess, "order", order):
+            result = measures.Cost("generate-and-train", self.setup, self.path).run()
+        numbers = [turn["number"] for turn in result["native_beside_planned"]]
+        self.assertEqual(numbers, [turn["number"] for turn in result["rounds"]["planned"]])
+        self.assertEqual(numbers[0], 1)
 
     def test_short_turns_are_many(self):
         setup = dataclasses.replace(self.setup, seconds_each=10)
@@ -280,7 +298,8 @@ class Measurements(unittest.TestCase):
             result = measures.Cost("generate-and-train", self.setup, self.path).run()
         self.assertEqual(result["failed"], {})
         self.assertFalse(result["at_once"])
-        self.assertEqual(FakeProcess.started, ["native", "dynamic", "record", "planned"] * 2)
+        self.assertEqual(FakeProcess.started, ["native", "dynamic", "record", "planned", "native"] +
+                         ["native", "dynamic", "record", "planned"])
         self.assertEqual({name: len(rounds) for name, rounds in result["rounds"].items()},
                          dict.fromkeys(["native", "dynamic", "record", "planned"], 5))
         self.assertEqual(len(result["native_beside_planned"]), 0)

@@ -17,6 +17,7 @@ one until it does.
 
 import dataclasses
 import importlib.metadata
+import itertools
 import json
 import math
 import os
@@ -154,16 +155,23 @@ class Cost:
     def prepare(self):
         """Lets the imports begin."""
         if self.result["at_once"]:
-            self.prepared = {name: self.make_process(name) for name in self.names}  # a plan is read at the first use of CUDA
+            # A plan is read at the first use of CUDA, so the process that will need it may start before it is made.
+            for name in [*self.names, *self.beside_planned()]:
+                self.prepared.setdefault(name, []).append(self.make_process(name))
+
+    def beside_planned(self):
+        """What starts once more, to make the turns that those of planned are compared with."""
+        return ["native"] if self.result["at_once"] and {"native", "planned"} <= set(self.names) else []
 
     def abandon(self):
-        for process in [*self.prepared.values(), *self.processes.values()]:
+        for process in [*itertools.chain(*self.prepared.values()), *self.processes.values()]:
             process.end(at_once=True)
         self.prepared, self.processes = {}, {}
 
     def start(self, allocator):
         options = dataclasses.replace(self.options, seed=2) if allocator == "record" else self.options
-        self.processes[allocator] = self.prepared.pop(allocator, None) or self.make_process(allocator)
+        prepared = self.prepared.get(allocator)
+        self.processes[allocator] = prepared.pop(0) if prepared else self.make_process(allocator)
         self.processes[allocator].begin(options)
 
     def turns(self, allocator, count):
@@ -247,18 +255,26 @@ class Cost:
             for name in group:
                 self.start(name)
             self.rounds(group)
-            for name in group:  # native stays, since planned is compared with it
-                if name != "native" or not self.result["at_once"]:
-                    self.end(name, at_once=name != "record")
+            for name in group:
+                self.end(name, at_once=name != "record")
         if "planned" in self.names and "record" in self.names and self.plan():
-            self.start("planned")
-            native = self.result["rounds"].get("native", [])
-            before = len(native)
-            self.rounds(["native", "planned"])
-            self.result["native_beside_planned"] = native[before:]
-            del native[before:]
+            self.measure_planned()
         for name in list(self.processes):
             self.end(name, at_once=True)
+
+    def measure_planned(self):
+        """Lets planned make turns with a native process that begins with it: a program's turns may differ, so the first of
+        one must be compared with the first of the other."""
+        native, ready = self.result["rounds"].get("native", []), self.result["ready"].get("native")
+        before = len(native)
+        beside = [name for name in self.beside_planned() if name not in self.result["failed"]]
+        for name in ["planned", *beside]:
+            self.start(name)
+        self.rounds([*beside, "planned"])
+        self.result["native_beside_planned"] = native[before:]
+        del native[before:]
+        if ready:
+            self.result["ready"]["native"] = ready
 
 
 class Fit:
