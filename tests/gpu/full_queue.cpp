@@ -2,6 +2,8 @@
 // Shows which calls wait while the queue of a stream is full (docs/decisions/17-full-queues.md): one thread gives a
 // held stream work until there is no room, another records an event on it, and this one makes calls on a second stream.
 //
+//   full_queue [free]     free: another thread frees memory on the full stream, too
+//
 // Alone, only the event on the full stream waits. A library that hangs here makes calls on streams that the program's
 // call does not name.
 #include <cuda.h>
@@ -10,6 +12,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <string_view>
 #include <thread>
 
 namespace {
@@ -52,6 +55,7 @@ class FullStream {
     must(cuMemAlloc(&written_, kSmall));
     CUdeviceptr block = 0;
     must(cuMemAllocAsync(&block, kBig, stream_));
+    must(cuMemAllocAsync(&kept_, kBig, stream_));
     must(cuStreamSynchronize(stream_));
     must(cuMemFreeAsync(block, stream_));
   }
@@ -77,24 +81,34 @@ class FullStream {
     });
     std::this_thread::sleep_for(kWhile);
   }
+  void free_beside() {
+    freer_ = std::thread([this] {
+      must(cuCtxSetCurrent(context_));
+      time_call("free on T", [&] { must(cuMemFreeAsync(kept_, stream_)); });
+    });
+    std::this_thread::sleep_for(kWhile);
+  }
   void release() {
     released = true;
     filler_.join();
     recorder_.join();
+    if (freer_.joinable()) freer_.join();
   }
 
  private:
   const CUcontext context_;
   CUstream stream_ = nullptr;
   CUdeviceptr written_ = 0;
+  CUdeviceptr kept_ = 0;
   std::atomic<int> given_{0};
   std::thread filler_;
   std::thread recorder_;
+  std::thread freer_;
 };
 
 }  // namespace
 
-int main() {
+int main(int count, char** arguments) {
   must(cuInit(0));
   CUdevice device = 0;
   must(cuDeviceGet(&device, 0));
@@ -108,6 +122,7 @@ int main() {
   FullStream full(context);
   full.fill();
   full.record_beside();
+  if (count > 1 && std::string_view(arguments[1]) == "free") full.free_beside();
   CUdeviceptr block = 0;
   time_call("synchronize S", [&] { must(cuStreamSynchronize(other)); });
   time_call("allocate on S", [&] { must(cuMemAllocAsync(&block, kBig, other)); });
