@@ -27,9 +27,10 @@ namespace stalloc::serve {
 //                                            \_ wait: ordered_[S][T] = 7
 //     stream S   ------------------------------ allocation of T's bytes --- work --->
 //
-// An event is recorded at the free itself in four cases: several streams use memory, the bytes may serve large
+// An event is recorded at the free itself in five cases: several streams use memory, the bytes may serve large
 // requests, and T is watched; the plan says that another stream will use the bytes; T is a thread's own default stream,
-// which no other thread can name; T was created as a blocking stream. Every other free makes no driver call.
+// which no other thread can name; T was created as a blocking stream; an event was missed while T was busy. Every other
+// free makes no driver call.
 //
 // CUDA's own free on a blocking stream is work of that stream, which follows the work of the legacy stream. The event
 // stands for it: a program that waits for T, or finds T idle, may rely on work of the legacy stream being complete that

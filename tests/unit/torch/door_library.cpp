@@ -91,6 +91,18 @@ void* allocate(const Machine& machine, CUstream stream, std::size_t bytes = kByt
   return address;
 }
 
+// Frees a block that the stream has used.
+auto free_after(const Machine& machine, void* address, CUstream stream) {
+  const stalloc_door_stream user{stream, 0};
+  return machine.door.free_after(address, 0, &user, 1);
+}
+
+// Whether neither way to free the block is possible yet.
+bool is_put_off(const Machine& machine, void* address, CUstream stream) {
+  return machine.door.free(address, 0, stream, stream) == STALLOC_DOOR_LATER &&
+         free_after(machine, address, stream) == STALLOC_DOOR_LATER;
+}
+
 void delay(CUstream stream) {
   const auto sleep = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(30)); };
   must(cuLaunchHostFunc(stream, sleep, nullptr));
@@ -137,9 +149,8 @@ TEST_CASE("a block whose stream was destroyed is freed where captures may begin 
   delay(stream);
   REQUIRE(note_stream_destroyed(stream));
   must(cuStreamDestroy(stream));
-  const stalloc_door_stream user{stream, 0};
-  const auto freed = GENERATE(false, true) ? machine.door.free(address, 0, stream, stream)
-                                           : machine.door.free_after(address, 0, &user, 1);
+  const auto freed =
+      GENERATE(false, true) ? machine.door.free(address, 0, stream, stream) : free_after(machine, address, stream);
   CHECK(freed == STALLOC_DOOR_DONE);
   CHECK(machine.door.trim(0, /*wait=*/0) >= kBytes);  // its work is over
 }
@@ -153,11 +164,9 @@ TEST_CASE("a block whose stream was destroyed is freed after a capture that is s
   must(machine.begin_seen(captured));
   REQUIRE(note_stream_destroyed(stream));
   must(cuStreamDestroy(stream));
-  const stalloc_door_stream user{stream, 0};
-  CHECK(machine.door.free(address, 0, stream, stream) == STALLOC_DOOR_LATER);
-  CHECK(machine.door.free_after(address, 0, &user, 1) == STALLOC_DOOR_LATER);
+  CHECK(is_put_off(machine, address, stream));
   must(machine.end_seen(captured));
-  CHECK(machine.door.free_after(address, 0, &user, 1) == STALLOC_DOOR_DONE);
+  CHECK(free_after(machine, address, stream) == STALLOC_DOOR_DONE);
 }
 
 TEST_CASE("a block on a stream that is captured unseen is freed after the capture", "[torch][door]") {
@@ -166,12 +175,10 @@ TEST_CASE("a block on a stream that is captured unseen is freed after the captur
   void* address = allocate(machine, stream);
   machine.find_unknown_function();
   must(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-  const stalloc_door_stream user{stream, 0};
-  CHECK(machine.door.free(address, 0, stream, stream) == STALLOC_DOOR_LATER);
-  CHECK(machine.door.free_after(address, 0, &user, 1) == STALLOC_DOOR_LATER);
+  CHECK(is_put_off(machine, address, stream));
   CUgraph graph = nullptr;
   must(cuStreamEndCapture(stream, &graph));
-  CHECK(machine.door.free_after(address, 0, &user, 1) == STALLOC_DOOR_DONE);
+  CHECK(free_after(machine, address, stream) == STALLOC_DOOR_DONE);
 }
 
 TEST_CASE("pending frees are waited for where captures may begin unseen", "[torch][door]") {
@@ -181,8 +188,7 @@ TEST_CASE("pending frees are waited for where captures may begin unseen", "[torc
   machine.find_unknown_function();
   const Unseen capture(any_mode());
   delay(stream);
-  const stalloc_door_stream user{stream, 0};
-  REQUIRE(machine.door.free_after(address, 0, &user, 1) == STALLOC_DOOR_DONE);
+  REQUIRE(free_after(machine, address, stream) == STALLOC_DOOR_DONE);
   CHECK(machine.door.wait_for_frees(0) == 1);
   CHECK(machine.door.trim(0, /*wait=*/0) >= kBytes);
 }
