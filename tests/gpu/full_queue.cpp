@@ -1,135 +1,323 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shows which calls wait while the queue of a stream is full (docs/decisions/17-full-queues.md): one thread gives a
-// held stream work until there is no room, another records an event on it, and this one makes calls on a second stream.
+// Shows which calls wait while the queue of a stream is full (docs/decisions/17-full-queues.md).
 //
-//   full_queue [free]     free: another thread frees memory on the full stream, too
+//   full_queue [CALL...]     default: all; prints a line for each call: whether it returned or waited
 //
-// Alone, only the event on the full stream waits. A library that hangs here makes calls on streams that the program's
-// call does not name.
+// Stream T is held by a host function, and a thread gives it work until there is no room, so that this thread waits
+// inside CUDA. Then another thread makes the call; one that has not returned after half a second waits for T. Each call
+// is made in a process of its own, since calls that wait may hold others up. Stream S has nothing to do with T. A
+// library that makes a call wait that returns without it would hang a program whose stream T waits for what follows
+// that call.
 #include <cuda.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
+#include <string>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
 
 constexpr int kMost = 20'000;  // pieces of work, far more than a queue takes
 constexpr std::size_t kSmall = 1 << 20;
 constexpr std::size_t kBig = 64 << 20;
-constexpr std::chrono::milliseconds kWhile(300);
+constexpr std::size_t kProcesses = 8;  // at the same time
+constexpr std::chrono::milliseconds kWhile = 500ms;
+constexpr unsigned kLimitSeconds = 30;  // for a process
 
-const Clock::time_point start = Clock::now();
 std::atomic<bool> released{false};
-
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 void must(CUresult result) {
   if (result == CUDA_SUCCESS) return;
-  std::printf("a call returned %d at %.2f\n", result, seconds_since(start));
-  std::exit(1);
+  std::printf("a call returned %d\n", result);
+  std::fflush(stdout);
+  _exit(1);
 }
 
 void CUDA_CB hold(void* /*unused*/) {
-  while (!released.load()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  while (!released.load()) std::this_thread::sleep_for(1ms);
 }
+void CUDA_CB nothing(void* /*unused*/) {}
 
-template <class Call>
-void time_call(const char* what, Call call) {
-  const Clock::time_point begin = Clock::now();
-  call();
-  std::printf("%s took %.3f s\n", what, seconds_since(begin));
-  std::fflush(stdout);
-}
-
-// A stream that is held, and work for it from another thread.
-class FullStream {
- public:
-  explicit FullStream(CUcontext context) : context_(context) {
-    must(cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING));
-    must(cuMemAlloc(&written_, kSmall));
-    CUdeviceptr block = 0;
-    must(cuMemAllocAsync(&block, kBig, stream_));
-    must(cuMemAllocAsync(&kept_, kBig, stream_));
-    must(cuStreamSynchronize(stream_));
-    must(cuMemFreeAsync(block, stream_));
-  }
-  void fill() {
-    must(cuLaunchHostFunc(stream_, hold, nullptr));
-    filler_ = std::thread([this] {
-      must(cuCtxSetCurrent(context_));
-      for (; given_ < kMost; ++given_) must(cuMemsetD8Async(written_, 1, kSmall, stream_));
-    });
-    for (int before = -1; before != given_;) {
-      before = given_;
-      std::this_thread::sleep_for(kWhile);
-    }
-    std::printf("B has issued %d at %.2f\n", given_.load(), seconds_since(start));
-    std::fflush(stdout);
-  }
-  void record_beside() {
-    recorder_ = std::thread([this] {
-      must(cuCtxSetCurrent(context_));
-      CUevent event = nullptr;
-      must(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
-      time_call("record on T", [&] { must(cuEventRecord(event, stream_)); });
-    });
-    std::this_thread::sleep_for(kWhile);
-  }
-  void free_beside() {
-    freer_ = std::thread([this] {
-      must(cuCtxSetCurrent(context_));
-      time_call("free on T", [&] { must(cuMemFreeAsync(kept_, stream_)); });
-    });
-    std::this_thread::sleep_for(kWhile);
-  }
-  void release() {
-    released = true;
-    filler_.join();
-    recorder_.join();
-    if (freer_.joinable()) freer_.join();
-  }
-
- private:
-  const CUcontext context_;
-  CUstream stream_ = nullptr;
-  CUdeviceptr written_ = 0;
-  CUdeviceptr kept_ = 0;
-  std::atomic<int> given_{0};
-  std::thread filler_;
-  std::thread recorder_;
-  std::thread freer_;
+// What the calls are made with.
+struct Objects {
+  CUcontext context = nullptr;
+  CUstream s = nullptr;
+  CUstream t = nullptr;
+  CUstream other = nullptr;   // idle, has freed memory
+  CUdeviceptr of_s = 0;       // of the pool, allocated and used on S
+  CUdeviceptr of_t = 0;       // of the pool, allocated and used on T
+  CUdeviceptr plain = 0;      // cuMemAlloc
+  CUevent reached = nullptr;  // recorded on T before it was held
+  CUevent pending = nullptr;  // recorded on T behind what holds it
+  CUevent event = nullptr;    // never recorded
+  CUmemGenericAllocationHandle handle = 0;
+  CUmemAllocationProp physical = {};
+  CUmemAccessDesc access = {};
+  CUdeviceptr mapped = 0;
+  CUdeviceptr reserved = 0;
 };
+
+using Call = CUresult (*)(Objects&);
+
+CUresult map_and_unmap(Objects& o) {
+  must(cuMemMap(o.reserved, kSmall * 2, 0, o.handle, 0));
+  must(cuMemSetAccess(o.reserved, kSmall * 2, &o.access, 1));
+  return cuMemUnmap(o.reserved, kSmall * 2);
+}
+CUresult create_handle(Objects& o) {
+  CUmemGenericAllocationHandle handle = 0;
+  must(cuMemCreate(&handle, kSmall * 2, &o.physical, 0));
+  return cuMemRelease(handle);
+}
+CUresult capture_state_of_t(Objects& o) {
+  CUstreamCaptureStatus status = {};
+  return cuStreamIsCapturing(o.t, &status);
+}
+CUresult id_of_t(Objects& o) {
+  unsigned long long id = 0;
+  return cuStreamGetId(o.t, &id);
+}
+CUresult context_of_t(Objects& o) {
+  CUcontext context = nullptr;
+  return cuStreamGetCtx(o.t, &context);
+}
+CUresult allocate(CUstream stream) {
+  CUdeviceptr block = 0;
+  return cuMemAllocAsync(&block, kBig, stream);
+}
+CUresult allocate_plain(Objects& /*o*/) {
+  CUdeviceptr block = 0;
+  return cuMemAlloc(&block, kBig);
+}
+CUresult memory_left(Objects& /*o*/) {
+  std::size_t left = 0;
+  std::size_t total = 0;
+  return cuMemGetInfo(&left, &total);
+}
+CUresult create_stream(Objects& /*o*/) {
+  CUstream stream = nullptr;
+  return cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
+}
+CUresult create_event(Objects& /*o*/) {
+  CUevent event = nullptr;
+  return cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
+}
+CUresult range_of_block(Objects& o) {
+  CUdeviceptr base = 0;
+  std::size_t size = 0;
+  return cuMemGetAddressRange(&base, &size, o.of_t);
+}
+CUresult trim_pool(Objects& /*o*/) {
+  CUmemoryPool pool = nullptr;
+  must(cuDeviceGetDefaultMemPool(&pool, 0));
+  return cuMemPoolTrimTo(pool, 0);
+}
+CUresult allocate_more(std::size_t bytes, CUstream stream) {  // than the pool has
+  CUdeviceptr block = 0;
+  const CUresult result = cuMemAllocAsync(&block, bytes, stream);
+  return result == CUDA_ERROR_OUT_OF_MEMORY ? CUDA_SUCCESS : result;
+}
+std::size_t all_memory() {
+  std::size_t left = 0;
+  std::size_t total = 0;
+  must(cuMemGetInfo(&left, &total));
+  return total;
+}
+CUresult flags_of_t(Objects& o) {
+  unsigned flags = 0;
+  return cuStreamGetFlags(o.t, &flags);
+}
+CUresult reserve(Objects& /*o*/) {
+  CUdeviceptr at = 0;
+  must(cuMemAddressReserve(&at, kBig, 0, 0, 0));
+  return cuMemAddressFree(at, kBig);
+}
+CUresult create_pool(Objects& /*o*/) {
+  CUmemPoolProps properties = {};
+  properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+  CUmemoryPool pool = nullptr;
+  must(cuMemPoolCreate(&pool, &properties));
+  return cuMemPoolDestroy(pool);
+}
+CUresult set_threshold(Objects& /*o*/) {
+  CUmemoryPool pool = nullptr;
+  must(cuDeviceGetDefaultMemPool(&pool, 0));
+  cuuint64_t bytes = kBig;
+  return cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &bytes);
+}
+CUresult query(CUresult result) { return result == CUDA_ERROR_NOT_READY ? CUDA_SUCCESS : result; }
+
+// By name; the order is that of the output.
+const std::vector<std::pair<std::string_view, Call>> kCalls = {
+    {"synchronize S", [](Objects& o) { return cuStreamSynchronize(o.s); }},
+    {"query S", [](Objects& o) { return query(cuStreamQuery(o.s)); }},
+    {"record an event on S", [](Objects& o) { return cuEventRecord(o.event, o.s); }},
+    {"memset on S", [](Objects& o) { return cuMemsetD8Async(o.of_s, 1, kSmall, o.s); }},
+    {"host function on S", [](Objects& o) { return cuLaunchHostFunc(o.s, nothing, nullptr); }},
+    {"let S wait for T's event", [](Objects& o) { return cuStreamWaitEvent(o.s, o.pending, 0); }},
+    {"allocate on S", [](Objects& o) { return allocate(o.s); }},
+    {"allocate 1 GiB on S", [](Objects& o) { return allocate_more(std::size_t{1} << 30, o.s); }},
+    {"allocate 1 GiB on T", [](Objects& o) { return allocate_more(std::size_t{1} << 30, o.t); }},
+    {"allocate more than there is on S", [](Objects& o) { return allocate_more(all_memory(), o.s); }},
+    {"flags of T", flags_of_t},
+    {"reserve addresses", reserve},
+    {"create and destroy a pool", create_pool},
+    {"set a pool's threshold", set_threshold},
+    {"free on S", [](Objects& o) { return cuMemFreeAsync(o.of_s, o.s); }},
+    {"free T's memory on S", [](Objects& o) { return cuMemFreeAsync(o.of_t, o.s); }},
+    {"destroy S", [](Objects& o) { return cuStreamDestroy(o.s); }},
+    {"destroy an idle stream", [](Objects& o) { return cuStreamDestroy(o.other); }},
+    {"query T", [](Objects& o) { return query(cuStreamQuery(o.t)); }},
+    {"capture state of T", capture_state_of_t},
+    {"id of T", id_of_t},
+    {"context of T", context_of_t},
+    {"query T's reached event", [](Objects& o) { return cuEventQuery(o.reached); }},
+    {"query T's pending event", [](Objects& o) { return query(cuEventQuery(o.pending)); }},
+    {"synchronize T's reached event", [](Objects& o) { return cuEventSynchronize(o.reached); }},
+    {"destroy T's pending event", [](Objects& o) { return cuEventDestroy(o.pending); }},
+    {"record T's pending event on S", [](Objects& o) { return cuEventRecord(o.pending, o.s); }},
+    {"record an event on T", [](Objects& o) { return cuEventRecord(o.event, o.t); }},
+    {"allocate on T", [](Objects& o) { return allocate(o.t); }},
+    {"free on T", [](Objects& o) { return cuMemFreeAsync(o.of_t, o.t); }},
+    {"destroy T", [](Objects& o) { return cuStreamDestroy(o.t); }},
+    {"cuMemAlloc", allocate_plain},
+    {"cuMemFree", [](Objects& o) { return cuMemFree(o.plain); }},
+    {"cuMemFree of T's pool memory", [](Objects& o) { return cuMemFree(o.of_t); }},
+    {"cuMemGetInfo", memory_left},
+    {"cuMemGetAddressRange", range_of_block},
+    {"cuMemCreate, cuMemRelease", create_handle},
+    {"cuMemMap, cuMemSetAccess, cuMemUnmap", map_and_unmap},
+    {"cuMemUnmap", [](Objects& o) { return cuMemUnmap(o.mapped, kSmall * 2); }},
+    {"cuMemPoolTrimTo", trim_pool},
+    {"create a stream", create_stream},
+    {"create an event", create_event},
+    {"synchronize an idle stream", [](Objects& o) { return cuStreamSynchronize(o.other); }},
+    {"record an event on the legacy stream", [](Objects& o) { return cuEventRecord(o.event, CU_STREAM_LEGACY); }},
+    {"allocate on the legacy stream", [](Objects& /*o*/) { return allocate(CU_STREAM_LEGACY); }},
+    {"synchronize the context", [](Objects& /*o*/) { return cuCtxSynchronize(); }},
+};
+
+void prepare_mappings(Objects& o) {
+  o.physical.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  o.physical.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+  o.access = {o.physical.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  must(cuMemCreate(&o.handle, kSmall * 2, &o.physical, 0));
+  must(cuMemAddressReserve(&o.reserved, kSmall * 2, 0, 0, 0));
+  must(cuMemAddressReserve(&o.mapped, kSmall * 2, 0, 0, 0));
+  CUmemGenericAllocationHandle handle = 0;
+  must(cuMemCreate(&handle, kSmall * 2, &o.physical, 0));
+  must(cuMemMap(o.mapped, kSmall * 2, 0, handle, 0));
+  must(cuMemSetAccess(o.mapped, kSmall * 2, &o.access, 1));
+}
+
+void prepare(Objects& o) {
+  must(cuInit(0));
+  must(cuDevicePrimaryCtxRetain(&o.context, 0));
+  must(cuCtxSetCurrent(o.context));
+  for (CUstream* stream : {&o.s, &o.t, &o.other}) must(cuStreamCreate(stream, CU_STREAM_NON_BLOCKING));
+  for (CUevent* event : {&o.reached, &o.pending, &o.event}) must(cuEventCreate(event, CU_EVENT_DISABLE_TIMING));
+  must(cuMemAlloc(&o.plain, kBig));
+  prepare_mappings(o);
+  for (CUstream stream : {o.s, o.t, o.other}) {  // each stream has freed memory
+    CUdeviceptr block = 0;
+    must(cuMemAllocAsync(&block, kBig, stream));
+    must(cuStreamSynchronize(stream));
+    must(cuMemFreeAsync(block, stream));
+  }
+  must(cuMemAllocAsync(&o.of_s, kBig, o.s));
+  must(cuMemAllocAsync(&o.of_t, kBig, o.t));
+  must(cuMemsetD8Async(o.of_s, 1, kSmall, o.s));
+  must(cuMemsetD8Async(o.of_t, 1, kSmall, o.t));
+  must(cuEventRecord(o.reached, o.t));
+  must(cuCtxSynchronize());
+}
+
+int show(std::string_view name, Call call) {
+  Objects o;
+  prepare(o);
+  must(cuLaunchHostFunc(o.t, hold, nullptr));
+  CUdeviceptr freed_while_held = 0;
+  must(cuMemAllocAsync(&freed_while_held, kBig, o.t));
+  must(cuMemFreeAsync(freed_while_held, o.t));
+  must(cuEventRecord(o.pending, o.t));
+  std::atomic<int> given{0};
+  std::thread filler([&] {
+    must(cuCtxSetCurrent(o.context));
+    while (given < kMost && !released && cuMemsetD8Async(o.of_t, 1, kSmall, o.t) == CUDA_SUCCESS) ++given;
+  });
+  for (int before = -1; before != given;) {
+    before = given;
+    std::this_thread::sleep_for(kWhile);
+  }
+  std::atomic<bool> returned{false};
+  std::thread caller([&] {
+    must(cuCtxSetCurrent(o.context));
+    must(call(o));
+    returned = true;
+  });
+  std::this_thread::sleep_for(kWhile);
+  const bool at_once = returned;
+  released = true;
+  filler.join();
+  caller.join();
+  std::printf("%-40s %s\n", std::string(name).c_str(), at_once ? "returns" : "waits");
+  std::fflush(stdout);
+  _exit(given > kMost / 2 ? 1 : 0);  // the queue was never full
+}
+
+// A process for each name; the number of those that failed.
+int show_all(const char* program, const std::vector<std::string>& names) {
+  std::map<pid_t, std::string> running;
+  int failed = 0;
+  auto collect = [&] {
+    int status = 0;
+    const pid_t ended = wait(&status);
+    if (status != 0) {
+      ++failed;
+      std::printf("%-40s %s\n", running[ended].c_str(), WIFSIGNALED(status) ? "never returned" : "failed");
+      std::fflush(stdout);
+    }
+    running.erase(ended);
+  };
+  for (const std::string& name : names) {
+    if (running.size() == kProcesses) collect();
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(kLimitSeconds);  // SIGALRM ends it
+      execl(program, program, "--call", name.c_str(), nullptr);
+      _exit(1);
+    }
+    running[child] = name;
+  }
+  while (!running.empty()) collect();
+  return failed;
+}
 
 }  // namespace
 
 int main(int count, char** arguments) {
-  must(cuInit(0));
-  CUdevice device = 0;
-  must(cuDeviceGet(&device, 0));
-  CUcontext context = nullptr;
-  must(cuDevicePrimaryCtxRetain(&context, device));
-  must(cuCtxSetCurrent(context));
-  CUstream other = nullptr;
-  must(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
-  CUevent event = nullptr;
-  must(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
-  FullStream full(context);
-  full.fill();
-  full.record_beside();
-  if (count > 1 && std::string_view(arguments[1]) == "free") full.free_beside();
-  CUdeviceptr block = 0;
-  time_call("synchronize S", [&] { must(cuStreamSynchronize(other)); });
-  time_call("allocate on S", [&] { must(cuMemAllocAsync(&block, kBig, other)); });
-  time_call("record on S", [&] { must(cuEventRecord(event, other)); });
-  time_call("memset on S", [&] { must(cuMemsetD8Async(block, 1, kSmall, other)); });
-  full.release();
-  must(cuCtxSynchronize());
-  std::printf("end\n");
-  return 0;
+  std::vector<std::string> names(arguments + 1, arguments + count);
+  if (names.size() == 2 && names[0] == "--call") {
+    for (const auto& [name, call] : kCalls) {
+      if (name == names[1]) return show(name, call);
+    }
+    std::fprintf(stderr, "full_queue: there is no call '%s'\n", names[1].c_str());
+    return 1;
+  }
+  if (names.empty()) {
+    for (const auto& [name, call] : kCalls) names.emplace_back(name);
+  }
+  return show_all("/proc/self/exe", names) == 0 ? 0 : 1;
 }
