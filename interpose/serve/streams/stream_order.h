@@ -46,6 +46,8 @@ namespace stalloc::serve {
 // at other moments, because the queue of a busy stream may be full, and the call would wait until the device takes work
 // from it, which may depend on what the calling thread does next. (If T is idle but synchronizes with other streams, as
 // the legacy stream does, its being idle does not show that the free is complete. A late event is recorded there.)
+// While a thread waits for room in T's queue, asking T whether it is idle waits as well, and so does creating an event:
+// a fault that remains (docs/decisions/17-full-queues.md).
 //
 // Only when the device has no more memory is a late event recorded on a busy stream, and may a stream wait for it
 // (`allow_late_events`). It also follows work that T was given after the free, and that work may depend on S: by a host
