@@ -113,15 +113,9 @@ CUresult wait_event(const Call<CUresult(CUstream, CUevent, unsigned)>& call, CUs
                     unsigned flags) noexcept;
 }  // namespace captures
 
-// Called before and after a call of the program that synchronizes: the heaps give back free memory above the pools'
-// release thresholds.
-namespace synchronization {
-void begin() noexcept;
-void end() noexcept;  // pre: the call succeeded
-}  // namespace synchronization
-
 // Events, and other calls that order streams or show that work is complete. All calls are forwarded; the order that
-// they create is noted (serve/streams/event_order.h). Calls that synchronize also do what `synchronization` says.
+// they create is noted (serve/streams/event_order.h). After calls that synchronize, the heaps give back free memory
+// above the pools' release thresholds.
 namespace events {
 CUresult create(const Call<CUresult(CUevent*, unsigned)>& call, CUevent* event, unsigned flags) noexcept;
 CUresult destroy(const Call<CUresult(CUevent)>& call, CUevent event) noexcept;

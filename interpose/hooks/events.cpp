@@ -63,12 +63,13 @@ CUresult observe_context(CUcontext context, Ask ask) noexcept {
   return result;
 }
 
-// Runs `wait` between the two steps of synchronization, which give back what the pools do not keep.
+// Runs a call of the program that synchronizes. CUDA's pools then release memory above their release thresholds, and so
+// do the heaps.
 template <class Wait>
 CUresult synchronized(Wait wait) noexcept {
-  synchronization::begin();
   const CUresult result = wait();
-  if (result == CUDA_SUCCESS) synchronization::end();
+  Heaps* heaps = Session::known_active_heaps();
+  if (result == CUDA_SUCCESS && heaps != nullptr) heaps->after_synchronization();
   return result;
 }
 
@@ -89,6 +90,7 @@ CUresult create(const Call<CUresult(CUevent*, unsigned)>& call, CUevent* event, 
   serve::EventOrder* order = watched();
   if (result != CUDA_SUCCESS || order == nullptr) return result;
   order->forget(*event);
+  if (Heaps* heaps = Session::known_active_heaps()) heaps->create_events_ahead();
   if ((flags & CU_EVENT_INTERPROCESS) != 0) order->distrust(*event);
   return result;
 }

@@ -8,9 +8,11 @@ namespace stalloc::hooks::streams {
 
 void created(CUstream stream, unsigned flags) noexcept {
   note_stream_created(stream);
+  Heaps* heaps = Session::known_active_heaps();
+  if (heaps != nullptr) heaps->create_events_ahead();
   if ((flags & CU_STREAM_NON_BLOCKING) != 0 || !Heaps::note_blocking_stream()) return;
   log::debug("the program creates streams that synchronize with the legacy stream");
-  if (Heaps* heaps = Session::known_active_heaps()) heaps->blocking_streams_exist();
+  if (heaps != nullptr) heaps->blocking_streams_exist();
 }
 
 CUresult create_green(const Call<CUresult(CUstream*, struct CUgreenCtx_st*, unsigned, int)>& call, CUstream* stream,

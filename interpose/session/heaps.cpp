@@ -165,8 +165,8 @@ void Heaps::blocking_streams_exist() noexcept {
   each_heap([](int, serve::Heap& heap) { heap.blocking_streams_exist(); });
 }
 
-void Heaps::before_synchronization() noexcept {
-  each_heap([](int, serve::Heap& heap) { heap.before_synchronization(); });
+void Heaps::create_events_ahead() noexcept {
+  each_heap([](int, serve::Heap& heap) { heap.create_events_ahead(); });
 }
 
 void Heaps::after_synchronization() noexcept {

@@ -119,7 +119,7 @@ class Heaps {
   void refuse_pool(CUmemoryPool pool) noexcept;
 
   // These act like the functions of serve::Heap, on all heaps.
-  void before_synchronization() noexcept;
+  void create_events_ahead() noexcept;
   void after_synchronization() noexcept;
   // Gives idle memory of all heaps back for a caller that was refused `bytes` (0: unknown), and if there is none, that
   // of the current device's plan (Heap::make_room). True if a heap gave any.

@@ -314,8 +314,8 @@ std::uint64_t trim(int device, int wait) {
   const std::uint64_t released = heap->trim();
   const bool may_wait = wait != 0 && scope.ok() && may_wait_for_context();
   if (!may_wait || !heap->may_release_more()) return released;
-  heap->before_synchronization();
-  wait_for_context(driver);
+  const std::uint64_t number = heap->clocks().latest_number();
+  if (wait_for_context(driver) == CUDA_SUCCESS) heap->clocks().mark_all_complete(number);
   return released + heap->trim();
 }
 

@@ -104,9 +104,15 @@ class alignas(64) OnlineAllocator {  // the members that nearly every request to
   // with it. For requests of the stream `preferred`, the bytes count as their own. Throws std::bad_alloc; the block is
   // then never used again.
   void free(Block block, std::uint64_t bytes, StreamIndex stream, StreamIndex preferred) {
-    free_numbered(block, bytes, stream, stream == kAnyStream ? 0 : assign_free_number(block, bytes, stream), preferred);
+    free_numbered(block, bytes, stream, stream == kAnyStream ? 0 : backend().assign_free_number(stream), preferred);
   }
   void free(Block block, std::uint64_t bytes, StreamIndex stream) { free(block, bytes, stream, stream); }
+  // Whether large requests of other streams may get a block's bytes. These requests are stitched from many free ranges,
+  // and their stream must be able to wait for all those frees.
+  [[nodiscard]] bool serves_large_of_others(Block block, std::uint64_t bytes) noexcept {
+    if (!backend().is_shared() || cross_stream_ == CrossStream::Never) return false;
+    return !placement().is_small(bytes) || !placement().is_for_small(place(block).offset);
+  }
   // As `free`, but the free is deferred if the block is no larger than the policy's `deferred_free_bytes`. Simulations
   // defer every free; the library defers those on the stream that was used last (heap_free.cpp). Completes the free
   // that was deferred before. Pre: `stream` is not kAnyStream, and keeps its number until the free is completed. Throws
@@ -119,7 +125,7 @@ class alignas(64) OnlineAllocator {  // the members that nearly every request to
       deferred_.block = block;
       deferred_.bytes = bytes;
       deferred_.stream = stream;
-      deferred_.number = assign_free_number(block, bytes, stream);
+      deferred_.number = backend().assign_free_number(stream);
     }
   }
   // Completes the deferred free, if there is one. Must be called before free bytes or idle memory are examined.
@@ -230,12 +236,6 @@ class alignas(64) OnlineAllocator {  // the members that nearly every request to
   bool take(Place place, std::uint64_t bytes, StreamIndex stream, StreamScope scope);
   void take_ready(Place place, std::uint64_t bytes, Ranges wanted, StreamIndex stream, StreamScope scope);
   bool make_ready(const Proposal& proposal, std::uint64_t bytes, StreamIndex stream);
-  std::uint64_t assign_free_number(Block block, std::uint64_t bytes, StreamIndex stream) noexcept {
-    if (!backend().is_shared() || cross_stream_ == CrossStream::Never)
-      return backend().assign_free_number(stream, false);
-    const bool apart = placement().is_small(bytes) && placement().is_for_small(place(block).offset);
-    return backend().assign_free_number(stream, !apart);
-  }
   void free_deferred() {
     const StreamIndex stream = std::exchange(deferred_.stream, kNotDeferred);
     free_numbered(deferred_.block, deferred_.bytes, stream, deferred_.number, stream);

@@ -86,10 +86,8 @@ concept OnlineBackend = requires(B& backend, std::uint64_t at, std::uint64_t nee
   { std::as_const(backend).is_shared() }
   noexcept->std::same_as<bool>;
   // Returns a number for a free on `stream`, which is not kAnyStream. Called when the program frees the bytes, so that
-  // a stream that waits for the free need not wait for later work of `stream`. `serves_large`: large requests may get
-  // the bytes. These requests are stitched from many free ranges, and their stream must be able to wait for all those
-  // frees.
-  { backend.assign_free_number(stream, serves_large) }
+  // a stream that waits for the free need not wait for later work of `stream`.
+  { backend.assign_free_number(stream) }
   noexcept->std::same_as<std::uint64_t>;
   // The bytes were freed on `stream` by the free of that number; kAnyStream: the device has finished with them.
   { backend.freed(ranges, stream, free_number) }

@@ -62,7 +62,7 @@ class NullBackend {
   bool is_complete(std::span<const Range> /*ranges*/) noexcept { return is_complete_now(); }
   [[nodiscard]] bool made_foreign_ready() const noexcept { return false; }
   [[nodiscard]] bool is_shared() const noexcept { return false; }
-  std::uint64_t assign_free_number(StreamIndex /*stream*/, bool /*serves_large*/) noexcept {
+  std::uint64_t assign_free_number(StreamIndex /*stream*/) noexcept {
     ++frees_;
     return 0;
   }

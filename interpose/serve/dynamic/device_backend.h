@@ -67,14 +67,14 @@ class DeviceBackend {
   bool is_complete(PhysicalRanges ranges) noexcept { return order_->is_complete(ranges); }
   [[nodiscard]] bool made_foreign_ready() const noexcept { return order_->made_foreign_ready(); }
   [[nodiscard]] bool is_shared() const noexcept { return order_->has_several_users(); }
-  std::uint64_t assign_free_number(plan::StreamIndex stream, bool serves_large) noexcept {
-    return order_->assign_free_number(ordinal(stream), serves_large);
+  std::uint64_t assign_free_number(plan::StreamIndex stream) noexcept {
+    return order_->assign_free_number(ordinal(stream));
   }
   void freed(PhysicalRanges ranges, plan::StreamIndex stream, std::uint64_t free_number) noexcept {
     if (stream == plan::kAnyStream) {
       order_->mark_complete(ranges);
     } else {
-      order_->mark_freed(ranges, ordinal(stream), free_number, false);
+      order_->mark_freed(ranges, ordinal(stream), free_number);
     }
   }
   std::uint64_t latest_free() noexcept { return order_->latest_number(); }

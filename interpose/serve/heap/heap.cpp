@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <utility>
+#include <vector>
 
 #include "interpose/serve/driver/clock.h"
 
@@ -48,6 +49,7 @@ std::unique_ptr<Heap> Heap::create(Driver& driver, int device, const plan::Devic
   heap->mapping_calls_at_start_ = heap->mapping_calls();
   heap->mapping_ns_at_start_ = nanoseconds_since(begin);
   heap->update_physical();
+  heap->create_events_ahead();
   heap->created_ = true;
   return heap;
 }
@@ -128,8 +130,38 @@ void Heap::release_all(bool context_lives) noexcept {
 // --- streams and peers ---
 
 void Heap::stream_destroyed(CUstream stream) noexcept {
+  create_events_ahead();
+  std::optional<StreamOrder::EventAtFree> event;
+  {
+    const CompletingLock lock(*this);
+    event = order_.prepare_destruction(stream);
+  }
+  if (!event) return;
+  order_.find_idle_or_record(*event);
   const CompletingLock lock(*this);
-  order_.stream_destroyed(stream);
+  order_.stream_destroyed(*event);
+}
+
+void Heap::create_events_ahead() noexcept {
+  std::size_t missing = 0;
+  {
+    const PlainLock lock(mutex_);
+    missing = order_.missing_events();
+  }
+  const ContextScope scope(driver_, context_);
+  if (missing == 0 || !scope.ok()) return;
+  std::vector<CUevent> events;
+  try {
+    events.reserve(missing);
+    for (CUevent event = nullptr; events.size() < missing && driver_.create_event(&event) == CUDA_SUCCESS;) {
+      events.push_back(event);
+    }
+    const PlainLock lock(mutex_);
+    if (is_closed()) return;  // the end of the context destroys them
+    order_.add_events(events);
+  } catch (const std::bad_alloc&) {
+    for (const CUevent event : events) driver_.destroy_event(event);
+  }
 }
 
 StreamClock* Heap::clock(StreamKey stream) noexcept {

@@ -155,7 +155,8 @@ class Heap {
   // Stores CU_POINTER_ATTRIBUTE_SYNC_MEMOPS for the live range that contains `address`, if there is one.
   void set_sync_memops(CUdeviceptr address, bool set) noexcept;
 
-  // Call before the original function destroys the stream: the event after its frees must be recorded now.
+  // Call before the original function destroys the stream: the event after its frees must be recorded now. May wait for
+  // room in the stream's queue, as that function does.
   void stream_destroyed(CUstream stream) noexcept;
 
   // The order between the context's streams, as far as it is known. Lock-free.
@@ -225,8 +226,10 @@ class Heap {
   void set_release_threshold(CUmemoryPool pool, std::uint64_t bytes) noexcept;
   // From now on, synchronizing releases nothing, whatever the thresholds are: the caller uses `trim`.
   void keep_idle_memory() noexcept;
-  // Call these before the program synchronizes with a stream, an event or the context, and after that has succeeded.
-  void before_synchronization() noexcept;
+  // Call in a call of the program that waits while another thread waits for room in the queue of a stream: creating an
+  // event does so, too.
+  void create_events_ahead() noexcept;
+  // Call when the program has synchronized with a stream, an event or the context.
   void after_synchronization() noexcept;
   // See StreamOrder::blocking_streams_exist.
   void blocking_streams_exist() noexcept;
@@ -312,6 +315,11 @@ class Heap {
   CUresult free_after_event(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
                             std::optional<StreamKey> owner) noexcept;
   bool collect_pending_frees(std::size_t max_streams);
+  void free_or_defer(const LiveEntry& entry, StreamOrdinal ordinal) noexcept;
+  bool wants_event(const LiveEntry& entry, StreamOrdinal ordinal) noexcept;
+  bool serves_others(const LiveEntry& entry) noexcept;
+  StreamOrder::EventAtFree record_event(std::unique_lock<HeapMutex>& lock, StreamOrdinal ordinal) noexcept;
+  StreamOrdinal ordinal_after(const StreamOrder::EventAtFree& event) noexcept;
   bool remove_live(CUdeviceptr address, LiveEntry* entry) noexcept;
   void make_reusable(const LiveEntry& entry, StreamOrdinal stream) { make_reusable(entry, stream, stream); }
   void make_reusable(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal preferred);
@@ -319,6 +327,7 @@ class Heap {
 
   // Memory under pressure. serve_under_pressure and log_exhaustion take the lock.
   CUdeviceptr serve_under_pressure(const StreamKey* stream, CUmemoryPool pool, Request request);
+  void find_all_complete() noexcept;
   CUdeviceptr reclaim_and_serve(const Request& request);
   bool trim_cuda_pools();
   void log_exhaustion(const Request& request);

@@ -73,6 +73,7 @@ std::optional<CUdeviceptr> Heap::allocate(std::size_t bytes, StreamKey stream, C
 std::optional<CUdeviceptr> Heap::allocate_sync(std::size_t bytes) noexcept {
   // The free of this block will wait for the context; the fence must be able to do that on a full device.
   if (bytes > device_bytes_ || !fence_.prepare()) return std::nullopt;
+  create_events_ahead();
   return allocate_slow_path(std::unique_lock(mutex_), bytes, nullptr, nullptr, false);
 }
 

@@ -26,18 +26,6 @@
 
 namespace stalloc::serve {
 
-// While it exists, frees are those of a call that names no stream.
-class FreesNameNoStream {
- public:
-  explicit FreesNameNoStream(StreamOrder& order) : order_(order) { order_.frees_name_no_stream(true); }
-  ~FreesNameNoStream() { order_.frees_name_no_stream(false); }
-  FreesNameNoStream(const FreesNameNoStream&) = delete;
-  FreesNameNoStream& operator=(const FreesNameNoStream&) = delete;
-
- private:
-  StreamOrder& order_;
-};
-
 // Tells the planner of steps of a free on `stream`; kNoStream: no work uses the bytes any more.
 [[gnu::always_inline]] inline void Heap::note_freed(const LiveEntry& entry, StreamOrdinal stream) noexcept {
   if (entry.pool == kNoPool) return;
@@ -60,6 +48,21 @@ class FreesNameNoStream {
   return true;
 }
 
+// Whether the free of a block on `ordinal` is to have an event of its own. The block is live, or was just removed.
+[[gnu::always_inline]] inline bool Heap::wants_event(const LiveEntry& entry, StreamOrdinal ordinal) noexcept {
+  if (entry.origin == Origin::Plan && planned_.event_on_free(entry.place)) return true;
+  return order_.may_want_event(ordinal) && order_.wants_event(ordinal, serves_others(entry));
+}
+
+// Whether other streams may get the bytes of a block, and wait for its free.
+bool Heap::serves_others(const LiveEntry& entry) noexcept {
+  if (entry.origin == Origin::Dynamic) {
+    return dynamic_->serves_large_of_others({entry.address, entry.place}, rounded(entry.bytes));
+  }
+  const bool merged = !planned_.tracks_free_bytes();  // true: other streams may get the bytes
+  return merged && options_.cross_stream != CrossStream::Never;
+}
+
 CUresult Heap::free_async(CUdeviceptr address, StreamKey stream, bool context_is_current) noexcept {
   bool capturing = false;
   if (const CUresult result = driver_.is_capturing(stream.handle, &capturing); result != CUDA_SUCCESS) return result;
@@ -76,6 +79,19 @@ CUresult Heap::free_async(CUdeviceptr address, StreamKey stream, bool context_is
   LiveEntry entry;
   if (!live_.erase(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
   figures_.remove_dynamic(entry.bytes, entry.pool);
+  if (wants_event(entry, ordinal)) [[unlikely]] {
+    const auto event = record_event(lock, ordinal);
+    const StreamOrder::HandOver at_free(order_, event);
+    const StreamOrdinal same = ordinal_after(event);
+    if (same != kNoStream) free_or_defer(entry, same);
+    return CUDA_SUCCESS;
+  }
+  free_or_defer(entry, ordinal);
+  return CUDA_SUCCESS;
+}
+
+// Frees a block of the dynamic sub-allocator on the stream that was looked up last.
+[[gnu::always_inline]] inline void Heap::free_or_defer(const LiveEntry& entry, StreamOrdinal ordinal) noexcept {
   const std::uint64_t bytes = rounded(entry.bytes);
   try {
     if (steps_ && steps_->may_have_slot(bytes)) note_freed(entry, ordinal);
@@ -89,7 +105,25 @@ CUresult Heap::free_async(CUdeviceptr address, StreamKey stream, bool context_is
   } catch (const std::bad_alloc&) {
     // The bytes stay unused for good.
   }
-  return CUDA_SUCCESS;
+}
+
+// Records an event for a free on the stream, without the lock: the call may wait for room in the stream's queue. The
+// heap may have been closed meanwhile, or the stream may have another ordinal: call `ordinal_after`.
+[[gnu::noinline]] StreamOrder::EventAtFree Heap::record_event(std::unique_lock<HeapMutex>& lock,
+                                                              StreamOrdinal ordinal) noexcept {
+  StreamOrder::EventAtFree event = order_.prepare_event(ordinal);
+  if (event.event == nullptr) return event;
+  lock.unlock();
+  order_.record(event);
+  lock.lock();
+  complete_deferred_free();
+  return event;
+}
+
+// The ordinal of the stream that an event was prepared for. kNoStream: the heap was closed, or the stream can have no
+// ordinal any more, and the bytes of the free stay unused for good.
+StreamOrdinal Heap::ordinal_after(const StreamOrder::EventAtFree& event) noexcept {
+  return is_closed() ? kNoStream : order_.ordinal(event.key, true);
 }
 
 void Heap::complete_deferred_free_now() noexcept {
@@ -106,7 +140,14 @@ void Heap::complete_deferred_free_now() noexcept {
   if (const StreamOrdinal ordinal = order_.ordinal(stream, context_is_current); ordinal != kNoStream) {
     LiveEntry entry;
     if (!remove_live(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
-    make_reusable(entry, ordinal);
+    if (!wants_event(entry, ordinal)) [[likely]] {
+      make_reusable(entry, ordinal);
+    } else {
+      const auto event = record_event(lock, ordinal);
+      const StreamOrder::HandOver at_free(order_, event);
+      const StreamOrdinal same = ordinal_after(event);
+      if (same != kNoStream) make_reusable(entry, same);
+    }
     return CUDA_SUCCESS;
   }
   return free_after_event(std::move(lock), address, stream, std::nullopt);
@@ -125,6 +166,13 @@ CUresult Heap::free_with_user(CUdeviceptr address, StreamKey stream, StreamKey u
   if (ordinal == kNoStream || user_ordinal == kNoStream || ordinal == user_ordinal) return CUDA_ERROR_NOT_SUPPORTED;
   LiveEntry entry;
   if (!remove_live(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
+  // An event is recorded on `user` only: the thread works on that stream, and `stream` may be full.
+  const bool has_event = wants_event(entry, user_ordinal);
+  const auto event = has_event ? record_event(lock, user_ordinal) : StreamOrder::EventAtFree{};
+  const StreamOrder::HandOver at_free(order_, event);
+  const bool same_ordinals = !has_event || (!is_closed() && order_.ordinal_of_user(user, true) == user_ordinal &&
+                                            order_.ordinal(stream, true) == ordinal);
+  if (!same_ordinals) return CUDA_SUCCESS;  // the bytes stay unused for good
   try {
     const PhysicalRanges freed = ranges(entry);
     const std::vector<PhysicalRange> used(freed.begin(), freed.end());  // a copy: the free may remove the view
@@ -222,13 +270,13 @@ CUresult Heap::free_sync(CUdeviceptr address) noexcept {
     // Called without the lock: the work that is waited for may depend on another thread's request.
     if (const CUresult result = fence_.wait(); result != CUDA_SUCCESS) return result;
   }
+  if (!from_pool) create_events_ahead();
   const CompletingLock lock(*this);
   LiveEntry entry;
   if (!remove_live(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
   if (!from_pool) order_.mark_all_complete(number);
   // For a block from a pool, the program's own work is complete. Work on the bytes from before the allocation may not
   // be, but the block's stream is ordered after that.
-  const FreesNameNoStream by_host(order_);
   make_reusable(entry, from_pool ? entry.stream : kNoStream);
   if (!from_pool) release_freed_handles(entry);
   return CUDA_SUCCESS;
@@ -278,10 +326,7 @@ void Heap::make_reusable(const LiveEntry& entry, StreamOrdinal stream, StreamOrd
     if (stream == kNoStream) {
       order_.mark_complete(freed);
     } else {
-      const bool merged = !planned_.tracks_free_bytes();  // true: other streams may get the bytes
-      const std::uint64_t number =
-          order_.assign_free_number(stream, merged && options_.cross_stream != CrossStream::Never);
-      order_.mark_freed(freed, stream, number, planned_.event_on_free(entry.place));
+      order_.mark_freed(freed, stream, order_.assign_free_number(stream));
     }
     if (planned_.tracks_free_bytes()) {
       planned_.release(freed);

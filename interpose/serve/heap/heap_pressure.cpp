@@ -36,6 +36,7 @@ double gibibytes(std::uint64_t bytes) { return static_cast<double>(bytes) / (102
 // (tests/conformance/idle_memory.cpp): work may be pending on all bytes that are left. Other threads may have had the
 // lock since `request` was filled, so its ordinal is looked up again.
 CUdeviceptr Heap::serve_under_pressure(const StreamKey* stream, CUmemoryPool pool, Request request) {
+  create_events_ahead();
   {
     const CompletingLock lock(*this);
     if (!admit(request.bytes, stream, pool, &request)) return 0;
@@ -60,11 +61,17 @@ bool Heap::trim_cuda_pools() {
   return driver_.trim_pools(device_) == CUDA_SUCCESS && device_free_bytes() > before;
 }
 
+// Finds out which frees are complete when memory is missing: all of them, with late events.
+void Heap::find_all_complete() noexcept {
+  const LateEventsAllowed allowed(order_);
+  order_.poll_thoroughly();
+}
+
 CUdeviceptr Heap::reclaim_and_serve(const Request& request) {
   if (is_closed() || request.bytes > available_bytes_locked()) return 0;
   CUdeviceptr served = serve_dynamic(request, true);
   if (served != 0) return served;
-  order_.poll_thoroughly();
+  find_all_complete();
   if (dynamic_->memory().reclaim(request.bytes, planned_.is_dropped()) > 0) {
     update_physical();  // memory of a dropped plan may have been released
     served = serve_dynamic(request, true);
@@ -122,7 +129,7 @@ std::uint64_t Heap::make_room(std::uint64_t bytes, bool may_drop_plan) noexcept 
     const CompletingLock lock(*this);
     collect_pending_frees(PendingFrees::kAllStreams);
     if (bytes > available_bytes_locked()) return 0;
-    order_.poll_thoroughly();
+    find_all_complete();
     released = release_idle(0);
     if (released == 0 && may_drop_plan && needs_memory_of_plan(bytes)) {
       planned_.drop();
@@ -162,11 +169,6 @@ bool Heap::needs_memory_of_plan(std::uint64_t bytes) const {
 void Heap::blocking_streams_exist() noexcept {
   const CompletingLock lock(*this);
   order_.blocking_streams_exist();
-}
-
-void Heap::before_synchronization() noexcept {
-  const CompletingLock lock(*this);
-  order_.record_free_events();
 }
 
 void Heap::after_synchronization() noexcept {

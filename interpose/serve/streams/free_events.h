@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 namespace stalloc::serve {
 
@@ -20,6 +21,31 @@ struct FreeEvent {
   [[nodiscard]] bool is_exactly_after(std::uint64_t free) const noexcept { return at_free && covers == free; }
 };
 
+// Events that were created and are not in use. Not thread-safe.
+class UnusedEvents {
+ public:
+  [[nodiscard]] std::size_t size() const noexcept { return events_.size(); }
+  // How many there would be if none were in use.
+  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
+  // Makes room for more events. Throws std::bad_alloc.
+  void grow(std::size_t more) {
+    events_.reserve(capacity_ + more);
+    capacity_ += more;
+  }
+  void put(CUevent event) noexcept { events_.push_back(event); }
+  // Null: there is none.
+  CUevent take() noexcept {
+    if (events_.empty()) return nullptr;
+    const CUevent event = events_.back();
+    events_.pop_back();
+    return event;
+  }
+
+ private:
+  std::vector<CUevent> events_;
+  std::size_t capacity_ = 0;
+};
+
 // The events of one stream, in the order of their numbers. It owns no event: StreamOrder creates and destroys them. Not
 // thread-safe: the heap's lock protects it. Nothing throws.
 class FreeEvents {
@@ -29,7 +55,7 @@ class FreeEvents {
   static constexpr std::size_t kMost = 4096;
 
   // The earliest event recorded after the free with that number; null: there is none. Valid until the next call of
-  // `next` or `recorded`.
+  // `add` or `drop_complete`.
   [[nodiscard]] const FreeEvent* first_covering(std::uint64_t number) const noexcept;
   [[nodiscard]] const FreeEvent* latest() const noexcept { return count_ == 0 ? nullptr : &at(count_ - 1); }
   template <class Visit>
@@ -37,48 +63,48 @@ class FreeEvents {
     for (std::size_t i = 0; i < count_; ++i) visit(at(i));
   }
 
-  // Returns a place for the event to record next; the event is null if the caller has to create it. Returns null when
-  // host memory is missing. If all places are in use, `is_complete(event)` is called for one or two events, and events
-  // that are complete are dropped. If none is complete, the number of places grows; beyond kMost, the earliest event is
-  // dropped.
-  template <class IsComplete>
-  CUevent* next(IsComplete is_complete) noexcept {
-    if (count_ == capacity_ && count_ > 0) {
-      const std::size_t half = count_ / 2;
-      if (is_complete(at(half - 1))) {
-        drop(half);
-      } else if (is_complete(at(0))) {
-        drop(1);
-      }
-    }
-    if (count_ == capacity_ && !grow()) {
-      if (capacity_ == 0) return nullptr;
-      drop(1);
-    }
-    return &at(count_).event;
-  }
-  // Call when the event that `next` returned was recorded. Pre: `covers` is greater than at the previous call.
-  const FreeEvent& recorded(std::uint64_t covers, bool at_free) noexcept {
-    FreeEvent& event = at(count_++);
-    event.covers = covers;
-    event.at_free = at_free;
-    return event;
-  }
+  [[nodiscard]] std::size_t count() const noexcept { return count_; }
 
-  // Visits every event that was created, including those that can be recorded again.
-  template <class Visit>
-  void for_each_created(Visit visit) const {
-    for (std::size_t i = 0; i < capacity_; ++i) {
-      if (ring_[i].event != nullptr) visit(ring_[i].event);
+  // Drops events that are complete: calls `is_complete(event)` for one or two of them, and `drop(event)` for each that
+  // is dropped.
+  template <class IsComplete, class Drop>
+  void drop_complete(IsComplete is_complete, Drop drop) noexcept {
+    if (count_ == 0) return;
+    const std::size_t half = (count_ + 1) / 2;
+    if (is_complete(at(half - 1))) {
+      drop_earliest(half, drop);
+    } else if (half > 1 && is_complete(at(0))) {
+      drop_earliest(1, drop);
     }
+  }
+  // Drops the earliest event, if there is one.
+  template <class Drop>
+  void drop_first(Drop drop) noexcept {
+    if (count_ > 0) drop_earliest(1, drop);
+  }
+  // True if another event needs more memory than there is: a good moment to drop events.
+  [[nodiscard]] bool is_full() const noexcept { return count_ == capacity_; }
+
+  // Adds an event that was recorded. Pre: `event.covers` is greater than at the previous call. Beyond kMost, or when
+  // host memory is missing, the earliest event is dropped. False: it was not added, as there is no host memory at all.
+  template <class Drop>
+  bool add(const FreeEvent& event, Drop drop) noexcept {
+    if (count_ == capacity_ && !grow()) {
+      if (capacity_ == 0) return false;
+      drop_earliest(1, drop);
+    }
+    at(count_++) = event;
+    return true;
   }
 
  private:
-  // A ring buffer. The events that are not in use, after those in use, can be recorded again.
+  // A ring buffer.
   [[nodiscard]] FreeEvent& at(std::size_t index) const noexcept { return ring_[(first_ + index) & (capacity_ - 1)]; }
-  void drop(std::size_t earliest) noexcept {
-    first_ = (first_ + earliest) & (capacity_ - 1);
-    count_ -= earliest;
+  template <class Drop>
+  void drop_earliest(std::size_t count, Drop drop) noexcept {
+    for (std::size_t i = 0; i < count; ++i) drop(at(i).event);
+    first_ = (first_ + count) & (capacity_ - 1);
+    count_ -= count;
   }
   bool grow() noexcept;
 

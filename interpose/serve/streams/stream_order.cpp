@@ -2,6 +2,7 @@
 #include "interpose/serve/streams/stream_order.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace stalloc::serve {
 namespace {
@@ -11,6 +12,10 @@ constexpr int kMaxQueryRounds = 256;
 // Of a stream that is not watched, and of the legacy stream, where late events are hardly ever recorded, one of so many
 // frees has an event of its own.
 constexpr std::uint64_t kFreesPerEvent = 64;
+// Events are created ahead, this many at once, when few are unused. The queue of a stream takes about a thousand pieces
+// of work, and an event is one of them. On an H200, creating an event took 1.5 to 2.0 µs.
+constexpr std::size_t kEventsAtOnce = 1024;
+constexpr std::size_t kFewEvents = 256;
 
 }  // namespace
 
@@ -28,22 +33,32 @@ StreamOrder::StreamOrder(Driver& driver, CUcontext context, std::uint64_t physic
       watched_frees_(watched_frees) {}
 
 StreamOrder::~StreamOrder() {
-  if (stream_count_ == 0) return;
+  if (closed_) return;
   const ContextScope scope(driver_, context_);
   close(scope.ok());
 }
 
 void StreamOrder::close(bool destroy_events) noexcept {
   for (std::size_t i = 1; i <= stream_count_; ++i) {
-    if (destroy_events) {
-      streams_[i].events.for_each_created([&](CUevent event) { driver_.destroy_event(event); });
-    }
+    streams_[i].events.for_each([&](const FreeEvent& event) { unused_.put(event.event); });
     streams_[i] = {};
     clocks_.forget(static_cast<StreamOrdinal>(i));
+  }
+  while (const CUevent event = unused_.take()) {
+    if (destroy_events) driver_.destroy_event(event);
   }
   stream_count_ = 0;
   latest_ = kNoStream;
   closed_ = true;
+}
+
+std::size_t StreamOrder::missing_events() const noexcept {
+  return closed_ || unused_.size() >= kFewEvents ? 0 : kEventsAtOnce;
+}
+
+void StreamOrder::add_events(std::span<const CUevent> events) {
+  unused_.grow(events.size());
+  for (const CUevent event : events) unused_.put(event);
 }
 
 StreamOrdinal StreamOrder::ordinal(StreamKey key, bool context_is_current) noexcept {
@@ -104,6 +119,7 @@ StreamOrdinal StreamOrder::admit(StreamKey key, StreamOrdinal stream) noexcept {
   admitted.wants_event = false;
   admitted.used_at = latest_number();
   admitted.watched_frees = watched_frees_;
+  watch(stream);
   for (std::size_t i = 1; i <= kMaxStreams; ++i) {
     const auto other = static_cast<StreamOrdinal>(i);
     ordered_[pair(stream, other)] = 0;
@@ -138,7 +154,7 @@ StreamOrdinal StreamOrder::find_unused() const noexcept {
 StreamOrdinal StreamOrder::reclaim() noexcept {
   const ContextScope scope(driver_, context_);
   if (!scope.ok()) return kNoStream;
-  for (const bool alive : {false, true}) {  // destroyed streams first: queries of existing ones record events on them
+  for (const bool alive : {false, true}) {  // destroyed streams first
     StreamOrdinal best = kNoStream;
     for (std::size_t i = 1; i <= stream_count_; ++i) {
       const auto stream = static_cast<StreamOrdinal>(i);
@@ -152,15 +168,13 @@ StreamOrdinal StreamOrder::reclaim() noexcept {
 }
 
 // True if all frees of the stream are complete, and everything that it waits for: a range that it was served may yet be
-// freed in its name (Heap::free_sync), and that work may use the bytes. A thread's own stream cannot be queried by
-// others, so each free is looked at that it was made to wait for.
+// freed in its name (Heap::free_sync), and that work may use the bytes. The stream itself cannot be queried here, so
+// each free is looked at that it was made to wait for.
 bool StreamOrder::is_idle(StreamOrdinal stream) noexcept {
   const auto is_complete = [this](StreamOrdinal owner, std::uint64_t number) {
     return clocks_.complete_up_to(owner) >= number || query_complete(owner, number);
   };
-  const Stream& known = streams_[stream];
-  if (known.alive && !known.key.is_per_thread() && driver_.query_stream(known.key.handle) != CUDA_SUCCESS) return false;
-  for (std::size_t i = 1; known.alive && known.key.is_per_thread() && i <= stream_count_; ++i) {
+  for (std::size_t i = 1; streams_[stream].alive && i <= stream_count_; ++i) {
     const auto owner = static_cast<StreamOrdinal>(i);
     if (!is_complete(owner, ordered(stream, owner))) return false;
   }
@@ -294,11 +308,12 @@ void StreamOrder::count_spared_wait(StreamOrdinal waiter, StreamOrdinal owner, s
   ++spared_waits_;
 }
 
-// Queries whether the frees up to `number` are complete. If there is no event to query, records a late event.
+// Queries whether the frees up to `number` are complete. If there is no event to query, records a late event, if that
+// is allowed now, or else sees to it that the stream's next free has one.
 bool StreamOrder::query_complete(StreamOrdinal owner, std::uint64_t number) noexcept {
   const FreeEvent* event = streams_[owner].events.first_covering(number);
   if (event == nullptr) event = record_late_event(owner);
-  return event != nullptr ? query_event(owner, *event) : clocks_.complete_up_to(owner) >= number;
+  return event != nullptr && query_event(owner, *event);
 }
 
 bool StreamOrder::query_event(StreamOrdinal owner, const FreeEvent& event) noexcept {
@@ -307,88 +322,124 @@ bool StreamOrder::query_event(StreamOrdinal owner, const FreeEvent& event) noexc
   return true;
 }
 
-// Records an event after all frees of the stream; null: that is not possible now. Pre: context_ is current, and the
-// stream has freed since its latest event.
-const FreeEvent* StreamOrder::record(StreamOrdinal ordinal, bool at_free) noexcept {
-  Stream& stream = streams_[ordinal];
-  if (closed_ || !is_reachable(stream)) return nullptr;
-  CUevent* event = stream.events.next([&](const FreeEvent& earlier) {
-    return earlier.covers <= clocks_.complete_up_to(ordinal) || query_event(ordinal, earlier);
-  });
-  if (event == nullptr) return nullptr;
-  if (*event == nullptr && driver_.create_event(event) != CUDA_SUCCESS) {
-    *event = nullptr;
-    return nullptr;
-  }
-  if (driver_.record_event(*event, stream.key.handle) != CUDA_SUCCESS) return nullptr;
-  stream.wants_event = false;
-  return &stream.events.recorded(last_free(ordinal), at_free);
+// Returns an event that nothing uses; null: there is none. Events that are complete can be used again, those of the
+// stream first, and those of others while it has few. If none is found, the stream's earliest one is taken: its later
+// events cover the same frees.
+CUevent StreamOrder::take_event(StreamOrdinal stream) noexcept {
+  const auto put_back = [this](CUevent event) { unused_.put(event); };
+  const auto drop_complete = [&](StreamOrdinal owner) {
+    const auto is_complete = [&](const FreeEvent& earlier) {
+      return earlier.covers <= clocks_.complete_up_to(owner) || query_event(owner, earlier);
+    };
+    streams_[owner].events.drop_complete(is_complete, put_back);
+  };
+  if (streams_[stream].events.is_full() || unused_.size() == 0) drop_complete(stream);
+  const std::size_t others = streams_[stream].events.count() < kFewEvents ? stream_count_ : 0;
+  for (std::size_t i = 1; i <= others && unused_.size() == 0; ++i) drop_complete(static_cast<StreamOrdinal>(i));
+  if (unused_.size() == 0) streams_[stream].events.drop_first(put_back);
+  return unused_.take();
 }
 
-// The same for a late event, which may follow later work of the stream. Null also where none is needed: an idle stream
-// that synchronizes with no other has completed its frees.
+// Records an event after all frees of the stream, which may follow later work; null: that is not allowed or possible
+// now, and the stream's next free will have an event. Pre: context_ is current, and the stream has freed since its
+// latest event.
 const FreeEvent* StreamOrder::record_late_event(StreamOrdinal ordinal) noexcept {
   Stream& stream = streams_[ordinal];
   if (closed_ || !is_reachable(stream)) return nullptr;
-  if (late_events_allowed_ && !is_barrier(stream)) return record(ordinal, false);
-  if (driver_.query_stream(stream.key.handle) != CUDA_SUCCESS) {
-    stream.wants_event = true;
-    return nullptr;
+  stream.wants_event = true;
+  if (!late_events_allowed_) return nullptr;
+  if (is_barrier(stream) && driver_.query_stream(stream.key.handle) != CUDA_SUCCESS) return nullptr;
+  const CUevent event = take_event(ordinal);
+  if (event == nullptr) return nullptr;
+  const bool recorded = driver_.record_event(event, stream.key.handle) == CUDA_SUCCESS;
+  add(ordinal, {event, last_free(ordinal), false}, recorded);
+  return recorded ? stream.events.latest() : nullptr;
+}
+
+// Takes an event that covers all frees up to a number, if it was recorded, and if that is more than earlier ones cover.
+void StreamOrder::add(StreamOrdinal ordinal, const FreeEvent& event, bool recorded) noexcept {
+  Stream& stream = streams_[ordinal];
+  const FreeEvent* latest = stream.events.latest();
+  const auto put_back = [&](CUevent unused) { unused_.put(unused); };
+  if (!recorded || (latest != nullptr && latest->covers >= event.covers) || !stream.events.add(event, put_back)) {
+    return put_back(event.event);
   }
-  if (stream.blocking || stream.key.handle == CU_STREAM_LEGACY) return record(ordinal, false);
-  clocks_.mark_complete(ordinal, last_free(ordinal));
-  return nullptr;
+  if (event.covers >= last_free(ordinal)) stream.wants_event = false;
 }
 
-void StreamOrder::blocking_streams_exist() noexcept {
-  if (has_blocking_streams_) return;
-  record_free_events();
-  has_blocking_streams_ = true;
-}
+void StreamOrder::blocking_streams_exist() noexcept { has_blocking_streams_ = true; }
 
-std::uint64_t StreamOrder::assign_free_number(StreamOrdinal stream, bool for_others) noexcept {
+bool StreamOrder::wants_event(StreamOrdinal stream, bool for_others) const noexcept {
   const Stream& freeing = streams_[stream];
-  const bool is_special = freeing.blocking || !freeing.alive;
-  if (is_special && !is_reachable(freeing)) return latest_number();
-  const std::uint64_t number = clocks_.take_number();
-  clocks_.set_latest_free(stream, number);
+  if (closed_ || !is_reachable(freeing)) return false;
+  if (freeing.blocking || freeing.wants_event) return true;
   const bool for_several = for_others && has_several_users();
-  bool wanted = is_special || freeing.wants_event || (for_several && is_watched(stream));
-  if (!wanted && (for_several || is_barrier(freeing))) {
-    const FreeEvent* latest = freeing.events.latest();
-    wanted = number >= kFreesPerEvent + (latest == nullptr ? 0 : latest->covers);
+  if (for_several && latest_number() < freeing.watched_until) return true;
+  if (!for_several && !is_barrier(freeing)) return false;
+  const FreeEvent* latest = freeing.events.latest();
+  return latest_number() + 1 >= kFreesPerEvent + (latest == nullptr ? 0 : latest->covers);
+}
+
+StreamOrder::EventAtFree StreamOrder::prepare_event(StreamOrdinal stream) noexcept {
+  EventAtFree event;
+  event.stream = stream;
+  event.key = streams_[stream].key;
+  event.blocking = streams_[stream].blocking;
+  event.after = last_free(stream);
+  if (!streams_[stream].events.is_full()) event.event = unused_.take();
+  if (event.event == nullptr) {
+    const ContextScope scope(driver_, context_);
+    if (scope.ok()) event.event = take_event(stream);
+    streams_[stream].wants_event = event.event == nullptr;
   }
-  if (wanted) record_free_event(stream);
+  return event;
+}
+
+void StreamOrder::record(EventAtFree& event) noexcept {
+  const ContextScope scope(driver_, context_);
+  event.recorded = scope.ok() && driver_.record_event(event.event, event.key.handle) == CUDA_SUCCESS;
+}
+
+void StreamOrder::hand_over(const EventAtFree& event) noexcept {
+  if (closed_ || event.event == nullptr) return;  // the end of the context destroys the event
+  at_free_ = event;
+}
+
+std::uint64_t StreamOrder::assign_free_number(StreamOrdinal stream) noexcept {
+  if (!is_reachable(streams_[stream])) return latest_number();
+  const std::uint64_t number = clocks_.take_number();
+  note_free(stream, number);
   return number;
 }
 
-void StreamOrder::mark_freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t number,
-                             bool event_now) noexcept {
+// The stream's latest free has that number. An event that was handed over belongs to that free. If another thread has
+// freed on the stream since the event was prepared, the event may not follow the work before that free.
+void StreamOrder::note_free(StreamOrdinal stream, std::uint64_t number) noexcept {
+  const std::uint64_t before = last_free(stream);
+  clocks_.set_latest_free(stream, number);
+  if (at_free_.event == nullptr || at_free_.stream != stream) [[likely]]
+    return;
+  const EventAtFree event = std::exchange(at_free_, {});
+  Stream& freeing = streams_[stream];
+  const bool alone = event.after == before;
+  freeing.wants_event = true;
+  add(stream, {event.event, alone ? number : event.after, alone}, event.recorded && freeing.key == event.key);
+}
+
+void StreamOrder::mark_freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t number) noexcept {
   const Stream& freeing = streams_[stream];
   // The frees of a thread's own stream are never deferred, so the marks of the bytes say what still uses them.
   if (freeing.blocking && freeing.alive && !is_reachable(freeing)) return;
   const FreeMark mark = mark_with_users(ranges, stream);
   // With one stream, whose frees no other waits for, the exact number is never asked for.
-  const bool exact = event_now || has_several_users() || freeing.blocking;
+  const FreeEvent* latest = freeing.events.latest();
+  const bool exact = has_several_users() || (latest != nullptr && latest->covers == number);
   marks_.mark(ranges, mark, number, exact && freeing.alive);
-  if (event_now) record_free_event(stream);
 }
 
 // Whether the calling thread can give the stream work.
 bool StreamOrder::is_reachable(const Stream& stream) const noexcept {
   return stream.alive && (!stream.key.is_per_thread() || stream.key.thread == this_thread_number());
-}
-
-void StreamOrder::record_free_event(StreamOrdinal stream) noexcept {
-  const FreeEvent* latest = streams_[stream].events.latest();
-  if (latest != nullptr && latest->covers == last_free(stream)) return;
-  const ContextScope scope(driver_, context_);
-  if (!scope.ok()) return;
-  if (frees_name_no_stream_) {
-    (void)record_late_event(stream);
-  } else {
-    record(stream, true);
-  }
 }
 
 // When all pairs are in use, those of destroyed streams whose frees are complete are released.
@@ -440,9 +491,7 @@ void StreamOrder::mark_also_used(PhysicalRanges ranges, StreamOrdinal stream, St
   marks_.mark(ranges, mark, number);
   // This is a free of the user, too: a stream that is ordered after it is ordered after the user's work so far. The
   // mark kEveryStreamMark stands for the latest frees of all other streams as well.
-  clocks_.set_latest_free(user, number);
-  const bool event_now = streams_[stream].events.first_covering(number) != nullptr;
-  if (event_now || streams_[user].key.is_per_thread()) record_free_event(user);
+  note_free(user, number);
 }
 
 void StreamOrder::record_free_events() noexcept {
@@ -457,6 +506,7 @@ void StreamOrder::record_free_events() noexcept {
 }
 
 void StreamOrder::poll_thoroughly() noexcept {
+  if (!late_events_allowed_) return poll();
   record_free_events();
   const std::uint64_t all = latest_number();
   for (int round = 0; round < kMaxQueryRounds && !is_complete(all); ++round) {
@@ -474,30 +524,48 @@ void StreamOrder::poll() noexcept {
       if (is_pending || event.covers <= clocks_.complete_up_to(owner)) return;
       is_pending = !query_event(owner, event);
     });
-    if (!is_pending && clocks_.complete_up_to(owner) < last_free(owner)) (void)query_complete(owner, last_free(owner));
+    if (!is_pending && clocks_.complete_up_to(owner) < last_free(owner)) streams_[i].wants_event = true;
   }
 }
 
-void StreamOrder::stream_destroyed(CUstream stream) noexcept {
+std::optional<StreamOrder::EventAtFree> StreamOrder::prepare_destruction(CUstream stream) noexcept {
   const StreamOrdinal ordinal = find({stream, 0});
-  if (ordinal == kNoStream) return;
-  Stream& gone = streams_[ordinal];
-  const bool has_freed = !closed_ && (gone.uses_memory || clocks_.complete_up_to(ordinal) < last_free(ordinal));
-  // A blocking stream without work may have freed bytes that the legacy stream still uses.
-  if (has_freed && !gone.blocking && driver_.query_stream(stream) == CUDA_SUCCESS) {
-    clocks_.mark_complete(ordinal, last_free(ordinal));
-  } else if (has_freed) {
-    // The event must follow all work of the stream, also work after its latest free: ranges that it was served may yet
-    // be freed in its name (Heap::free_sync).
-    clocks_.set_latest_free(ordinal, clocks_.take_number());
-    // If the driver refuses, the last frees stay unordered, and their bytes are not served until the program
-    // synchronizes with the context.
-    const ContextScope scope(driver_, context_);
-    if (scope.ok()) record(ordinal, false);
+  if (ordinal == kNoStream) return std::nullopt;
+  const Stream& ending = streams_[ordinal];
+  if (!closed_ && (ending.uses_memory || clocks_.complete_up_to(ordinal) < last_free(ordinal))) {
+    return prepare_event(ordinal);
   }
-  gone.alive = false;
-  clocks_.forget(ordinal);
-  if (latest_ == ordinal) latest_ = kNoStream;
+  forget(ordinal);
+  return std::nullopt;
+}
+
+void StreamOrder::find_idle_or_record(EventAtFree& event) noexcept {
+  // A blocking stream without work may have freed bytes that the legacy stream still uses.
+  const ContextScope scope(driver_, context_);
+  if (!scope.ok()) return;
+  event.complete = !event.blocking && driver_.query_stream(event.key.handle) == CUDA_SUCCESS;
+  if (!event.complete && event.event != nullptr) record(event);
+}
+
+void StreamOrder::stream_destroyed(const EventAtFree& event) noexcept {
+  if (closed_) return;
+  if (event.complete) {
+    if (event.event != nullptr) unused_.put(event.event);
+    if (last_free(event.stream) == event.after) clocks_.mark_complete(event.stream, event.after);
+  } else {
+    // The event must follow all work of the stream, also work after its latest free: ranges that it was served may yet
+    // be freed in its name (Heap::free_sync). If there is no event, the last frees stay unordered, and their bytes are
+    // not served until the program synchronizes with the context.
+    hand_over(event);
+    note_free(event.stream, clocks_.take_number());
+  }
+  forget(event.stream);
+}
+
+void StreamOrder::forget(StreamOrdinal stream) noexcept {
+  streams_[stream].alive = false;
+  clocks_.forget(stream);
+  if (latest_ == stream) latest_ = kNoStream;
 }
 
 }  // namespace stalloc::serve

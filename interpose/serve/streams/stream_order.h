@@ -8,6 +8,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
+#include <utility>
 
 #include "interpose/base/stream_key.h"
 #include "interpose/serve/driver/driver.h"
@@ -29,8 +32,14 @@ namespace stalloc::serve {
 //
 // An event is recorded at the free itself in five cases: several streams use memory, the bytes may serve large
 // requests, and T is watched; the plan says that another stream will use the bytes; T is a thread's own default stream,
-// which no other thread can name; T was created as a blocking stream; an event was missed while T was busy. Every other
-// free makes no driver call.
+// which no other thread can name; T was created as a blocking stream; an event was missed. Every other free makes no
+// driver call. The event is recorded without the heap's lock, because T's queue may be full: the call then waits until
+// the device takes work from it, as CUDA's own free does, and other threads must be able to go on meanwhile. So the
+// caller prepares an event under the lock, records it, and hands it over for the number of the free:
+//
+//     lock    event = prepare_event(T)
+//             record(event)
+//     lock    HandOver(order, event): assign_free_number(T), mark_freed(ranges, T, number)
 //
 // CUDA's own free on a blocking stream is work of that stream, which follows the work of the legacy stream. The event
 // stands for it: a program that waits for T, or finds T idle, may rely on work of the legacy stream being complete that
@@ -41,13 +50,11 @@ namespace stalloc::serve {
 // a stream that is not watched, one of many frees has an event, which tells which frees are complete. When an event is
 // missed, the bytes are not used by another stream this time, and the stream is watched again, for twice as many frees.
 //
-// After a free without an event of its own, another stream may use the bytes once the free is known to be complete:
-// when T is found idle, or by the event of T's next free, which is then recorded in any case. No event is recorded on T
-// at other moments, because the queue of a busy stream may be full, and the call would wait until the device takes work
-// from it, which may depend on what the calling thread does next. (If T is idle but synchronizes with other streams, as
-// the legacy stream does, its being idle does not show that the free is complete. A late event is recorded there.)
-// While a thread waits for room in T's queue, asking T whether it is idle waits as well, and so does creating an event:
-// a fault that remains (docs/decisions/17-full-queues.md).
+// After a free without an event of its own, another stream may use the bytes once the free is known to be complete, or
+// ordered: by the event of T's next free, which is then recorded in any case, or by what the program itself waits for.
+// T is not asked whether it is idle, and no event is recorded on it at other moments, nor created: while a thread waits
+// for room in T's queue, all of these calls wait, and T may depend on what the calling thread does next
+// (docs/decisions/17-full-queues.md). Events are created ahead (`missing_events`).
 //
 // Only when the device has no more memory is a late event recorded on a busy stream, and may a stream wait for it
 // (`allow_late_events`). It also follows work that T was given after the free, and that work may depend on S: by a host
@@ -59,8 +66,9 @@ namespace stalloc::serve {
 // creates the same order, but at the moment of the free only. So a late event is recorded there only while all these
 // streams are idle; in addition, one free of many has an event of its own.
 //
-// Not thread-safe: the heap's lock protects it, except for `clocks`. Only the constructor throws. No function waits for
-// work on the host.
+// Not thread-safe: the heap's lock protects it, except for `clocks` and where it says so. Only the constructor and
+// `add_events` throw. No function waits for work on the host, but `record` and `find_idle_or_record` may wait for room
+// in the queue of their stream.
 class StreamOrder {
  public:
   // More than a step of most trainings frees, so that an event that each step wants is there.
@@ -121,23 +129,55 @@ class StreamOrder {
   // wait for them.
   void allow_late_events(bool may) noexcept { late_events_allowed_ = may; }
 
-  // Whether the calls that free name no stream (cuMemFree of a pool's memory): an event at such a free is a late event.
-  void frees_name_no_stream(bool so) noexcept { frees_name_no_stream_ = so; }
+  // How many events are to be created, so that there are enough for some time. They are for the context, without
+  // timing; `add_events` takes them. Throws std::bad_alloc; the caller then still owns them.
+  [[nodiscard]] std::size_t missing_events() const noexcept;
+  void add_events(std::span<const CUevent> events);
 
   // The program creates blocking streams, which synchronize with the legacy stream. Call before they are given work.
   void blocking_streams_exist() noexcept;
 
+  // An event for the next free on a stream.
+  struct EventAtFree {
+    StreamOrdinal stream = kNoStream;
+    StreamKey key;
+    CUevent event = nullptr;  // null: there is none
+    std::uint64_t after = 0;  // the stream's latest free when it was prepared
+    bool blocking = false;    // the stream is a blocking one
+    bool recorded = false;
+    bool complete = false;  // the stream was idle
+  };
+  // Whether a free on `stream` by the calling thread is to have an event. `for_others`: other streams may wait for it.
+  [[nodiscard]] bool wants_event(StreamOrdinal stream, bool for_others) const noexcept;
+  // False: it wants none in any case. Fast.
+  [[nodiscard]] bool may_want_event(StreamOrdinal stream) const noexcept {
+    const Stream& freeing = streams_[stream];
+    return freeing.blocking || freeing.wants_event || has_several_users() || is_barrier(freeing);
+  }
+  EventAtFree prepare_event(StreamOrdinal stream) noexcept;
+  // Records the event, which is there. Call without the heap's lock.
+  void record(EventAtFree& event) noexcept;
+  // While it exists, the event belongs to the next free on its stream.
+  class HandOver {
+   public:
+    HandOver(StreamOrder& order, const EventAtFree& event) noexcept : order_(order) { order_.hand_over(event); }
+    ~HandOver() { order_.take_back(); }
+    HandOver(const HandOver&) = delete;
+    HandOver& operator=(const HandOver&) = delete;
+
+   private:
+    StreamOrder& order_;
+  };
+
   // Returns the number of a new free on `stream`. Call when the program frees, and call `mark_freed` with the ranges
-  // before the next free gets its number. `for_others`: other streams may wait for this free; if several streams use
-  // memory, its event is recorded at once.
+  // before the next free gets its number.
   //
   // A stream that was destroyed, or is another thread's own, can be given no event any more. It is named by a free that
   // needs none (cuMemFree of a pool's memory), since the program's work on the bytes is complete: what was given before
   // the bytes were allocated is all that may still use them. Such a free gets no number of its own.
-  std::uint64_t assign_free_number(StreamOrdinal stream, bool for_others) noexcept;
-  // Marks bytes as freed on `stream`, by the free with that number. `event_now`: another stream will want them, so the
-  // event of the free is recorded at once.
-  void mark_freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t number, bool event_now) noexcept;
+  std::uint64_t assign_free_number(StreamOrdinal stream) noexcept;
+  // Marks bytes as freed on `stream`, by the free with that number.
+  void mark_freed(PhysicalRanges ranges, StreamOrdinal stream, std::uint64_t number) noexcept;
   // The latest free was of these bytes, on `stream`, and work of another stream, `user`, may still use them
   // (shared_frees.h).
   void mark_also_used(PhysicalRanges ranges, StreamOrdinal stream, StreamOrdinal user) noexcept;
@@ -160,18 +200,18 @@ class StreamOrder {
   [[nodiscard]] std::uint64_t latest_number() const noexcept { return clocks_.latest_number(); }
   void mark_all_complete(std::uint64_t number) noexcept { clocks_.mark_all_complete(number); }
 
-  // Finds out which streams are idle, so that the frees of these that no event covers are complete, or get an event.
-  // The next free of each other stream with such frees gets an event.
-  void record_free_events() noexcept;
-  // Finds out which frees are complete: does what `record_free_events` does, and queries repeatedly, with a limited
-  // number of rounds.
-  void poll_thoroughly() noexcept;
-  // The same for frequent calls: queries each pending event once, and each stream without a pending one. Frees that
-  // complete a little later are known at the next call.
+  // Finds out which frees are complete: queries each pending event once. Frees that complete a little later are known
+  // at the next call. The next free of each stream with frees that no event covers gets an event.
   void poll() noexcept;
+  // The same. If late events are allowed, also records them for all frees that no event covers, and queries
+  // repeatedly, with a limited number of rounds.
+  void poll_thoroughly() noexcept;
 
-  // Call before the program destroys a stream. CUDA may give its handle to another stream afterwards.
-  void stream_destroyed(CUstream stream) noexcept;
+  // Call before the program destroys a stream. CUDA may give its handle to another stream afterwards. If an event is
+  // returned, call `find_idle_or_record` without the heap's lock, and then `stream_destroyed`.
+  std::optional<EventAtFree> prepare_destruction(CUstream stream) noexcept;
+  void find_idle_or_record(EventAtFree& event) noexcept;
+  void stream_destroyed(const EventAtFree& event) noexcept;
 
   // The order as far as it is known. Needs no lock.
   [[nodiscard]] StreamClocks& clocks() noexcept { return clocks_; }
@@ -193,7 +233,7 @@ class StreamOrder {
     bool alive = false;               // the stream has not been destroyed
     bool blocking = false;            // created without CU_STREAM_NON_BLOCKING, or a thread's own default stream
     bool uses_memory = false;         // false: known for its events only
-    bool wants_event = false;         // its next free has an event: the stream was busy when one was wanted
+    bool wants_event = false;         // its next free has an event: one was missed
     std::uint64_t used_at = 0;        // latest free number when it was last looked up, to find the least recently used
     std::uint64_t watched_frees = 0;  // for how many frees it is watched after one of its events was wanted
     std::uint64_t watched_until = 0;  // the number of the last free that has an event in any case
@@ -226,17 +266,24 @@ class StreamOrder {
   [[nodiscard]] bool is_watched(StreamOrdinal stream) const noexcept {
     return latest_number() <= streams_[stream].watched_until;
   }
+  void forget(StreamOrdinal stream) noexcept;
   void watch(StreamOrdinal stream) noexcept {
     streams_[stream].watched_until = latest_number() + streams_[stream].watched_frees;
   }
 
   [[nodiscard]] bool is_reachable(const Stream& stream) const noexcept;
-  void record_free_event(StreamOrdinal stream) noexcept;
+  void note_free(StreamOrdinal stream, std::uint64_t number) noexcept;
+  void hand_over(const EventAtFree& event) noexcept;
+  void take_back() noexcept {
+    if (at_free_.event != nullptr) unused_.put(std::exchange(at_free_, {}).event);
+  }
+  CUevent take_event(StreamOrdinal stream) noexcept;
+  void add(StreamOrdinal ordinal, const FreeEvent& event, bool recorded) noexcept;
+  void record_free_events() noexcept;
   [[nodiscard]] const FreeEvent* event_to_wait_for(StreamOrdinal owner, Free free) const noexcept;
   bool wait_for(StreamOrdinal waiter, StreamOrdinal owner, Free free) noexcept;
   bool query_complete(StreamOrdinal owner, std::uint64_t number) noexcept;
   bool order_slowly(PhysicalRanges ranges, StreamOrdinal stream) noexcept;
-  const FreeEvent* record(StreamOrdinal ordinal, bool at_free) noexcept;
   const FreeEvent* record_late_event(StreamOrdinal ordinal) noexcept;
   [[nodiscard]] bool is_barrier(const Stream& stream) const noexcept {
     return has_blocking_streams_ && stream.key.handle == CU_STREAM_LEGACY;
@@ -262,6 +309,8 @@ class StreamOrder {
   FreeMarks marks_;
   SharedFrees shared_;
   std::unique_ptr<Stream[]> streams_;  // [1, stream_count_]
+  UnusedEvents unused_;
+  EventAtFree at_free_;  // of the free that gets the next number on its stream
   StreamClocks clocks_;
   SparseArray<std::uint64_t> ordered_;  // by pair: `ordered`, where one of the two streams has no clock
   SparseArray<std::uint64_t> waited_;   // by pair: the value of `ordered` if the program had created no order itself
@@ -270,7 +319,6 @@ class StreamOrder {
   bool closed_ = false;
   bool has_blocking_streams_ = false;
   bool late_events_allowed_ = false;
-  bool frees_name_no_stream_ = false;
   bool made_foreign_ready_ = false;
   const std::uint64_t watched_frees_;
   unsigned users_ = 0;  // number of streams that have ever used memory

@@ -76,8 +76,9 @@ class FakeDriver final : public serve::Driver {
   std::uint64_t memory_queries() const { return memory_queries_; }
   // Counts the calls that record, wait for or query events, or synchronize.
   std::uint64_t order_calls() const { return order_calls_; }
-  std::uint64_t records() const { return records_; }  // of events
-  std::function<void()> while_synchronizing;          // called during each wait for the context; may be empty
+  std::uint64_t records() const { return records_; }     // of events
+  std::size_t events() const { return events_.size(); }  // that exist
+  std::function<void()> while_synchronizing;             // called during each wait for the context; may be empty
   // While it is set, another thread captures in global mode: frees that wait fail.
   std::atomic<bool> captures_globally{false};
   std::atomic<bool> refuses_to_map{false};

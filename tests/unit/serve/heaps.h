@@ -29,6 +29,14 @@ inline bool find_range(serve::Heap& heap, CUdeviceptr address, CUdeviceptr* base
   return true;
 }
 
+// The program synchronizes with the context, as the hooks see it.
+inline void synchronize(serve::Heap& heap, FakeDriver& driver) {
+  const std::uint64_t number = heap.clocks().latest_number();
+  driver.finish_all_work();
+  heap.clocks().mark_all_complete(number);
+  heap.after_synchronization();
+}
+
 // The default options, scaled to the small pages and requests of the tests.
 inline serve::HeapOptions small_options() {
   serve::HeapOptions options;

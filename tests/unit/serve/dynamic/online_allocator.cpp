@@ -13,6 +13,7 @@
 #include "heaps.h"
 #include "interpose/serve/dynamic/dynamic.h"
 #include "plan/simulate/null_backend.h"
+#include "streams/as_heap.h"
 
 using namespace stalloc;
 using namespace stalloc::test;
@@ -82,6 +83,7 @@ void compare(unsigned seed, CrossStream cross_stream, bool whole_pages) {
   const serve::HeapOptions options = options_for(seed, cross_stream);
   FakeDriver driver(kPage, kMemory);
   StreamOrder order(driver, FakeDriver::context(), Dynamic::offset_bytes(kMemory, kPage), kPage);
+  stalloc::test::create_events(order, driver, 2 * stalloc::serve::FreeEvents::kMost);
   order.allow_late_events(true);  // streams can wait for each other at any time, as in simulations
   std::string why;
   const auto dynamic = Dynamic::create(driver, 0, options, 0, kPage, &order, &why);

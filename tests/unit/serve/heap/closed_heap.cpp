@@ -100,6 +100,7 @@ TEST_CASE("a closed heap has released everything and serves nothing", "[serve][c
     REQUIRE(f.heap->close());
     f.heap->close_after_context();
     f.heap.reset();
+    f.driver.end_events_of(FakeDriver::context());
     REQUIRE(f.driver.is_clean());
   }
 }
@@ -154,6 +155,7 @@ TEST_CASE("threads continue while their heap is closed", "[serve][closed]") {
     for (std::thread& thread : threads) thread.join();
     REQUIRE(f.driver.holds_no_memory());
     f.heap.reset();
+    f.driver.end_events_of(FakeDriver::context());
     REQUIRE(f.driver.is_clean());
   }
 }

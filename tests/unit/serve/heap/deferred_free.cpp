@@ -139,7 +139,7 @@ TEST_CASE("the block freed last is not served while a user of an earlier free ma
 TEST_CASE("a trim includes the block freed last", "[serve][deferred_free]") {
   Fixture f;
   f.free(f.allocate(kSize, f.stream), f.stream);
-  f.driver.finish_all_work();
+  synchronize(*f.heap, f.driver);
   REQUIRE(f.heap->trim() == kPage);
   REQUIRE(f.heap->statistics().physical == 0);
 }

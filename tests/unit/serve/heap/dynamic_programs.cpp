@@ -82,7 +82,7 @@ TEST_CASE("random programs served dynamically", "[serve][random][dynamic]") {
   REQUIRE(statistics.planned_live == 0);
   REQUIRE(statistics.dynamic_live == 0);
   REQUIRE(statistics.dynamic_requests > 0);
-  set.driver.finish_all_work();
+  synchronize(*set.heap, set.driver);
   set.heap->trim(0);
   if (!with_plan) REQUIRE(set.heap->statistics().physical == 0);
   set.heap.reset();

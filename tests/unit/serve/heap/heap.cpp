@@ -247,7 +247,7 @@ TEST_CASE("a synchronous free of a range from a pool does not wait", "[serve][he
   REQUIRE(f.heap->free_sync(f.base()) == CUDA_SUCCESS);
   REQUIRE_FALSE(waited);
   f.driver.while_synchronizing = nullptr;
-  REQUIRE(f.allocate(8 * kKiB, f.t) == 0);
+  REQUIRE(f.allocate(8 * kKiB, f.s) == 0);
 }
 
 TEST_CASE("a synchronous free of a range from a pool does not complete earlier work on its bytes", "[serve][heap]") {
@@ -259,7 +259,7 @@ TEST_CASE("a synchronous free of a range from a pool does not complete earlier w
   REQUIRE(f.heap->free_sync(f.base()) == CUDA_SUCCESS);  // so this is allowed
   REQUIRE(f.allocate(1000, f.s) == 64 * kKiB);
   REQUIRE(f.allocate(4 * kKiB, f.t) == -1);
-  f.driver.finish_all_work();
+  synchronize(*f.heap, f.driver);
   REQUIRE(f.allocate(8 * kKiB, f.t) == 0);
 }
 
@@ -546,7 +546,7 @@ TEST_CASE("a plan of another program is dropped once, and live ranges are kept",
   f.driver.work(f.s);
   REQUIRE(f.free(0, f.s) == CUDA_SUCCESS);
   REQUIRE(f.heap->trim() == 0);  // memory in use is not unmapped, and nothing waits
-  f.driver.finish_all_work();
+  synchronize(*f.heap, f.driver);
   REQUIRE(f.heap->trim() == kPage);
   REQUIRE(f.heap->statistics().physical == 0);
   REQUIRE(f.heap->statistics().mapping_calls_after_start == 2);
@@ -651,6 +651,7 @@ TEST_CASE("figures are returned without waiting, or not at all", "[serve][heap]"
   REQUIRE(heap->try_statistics(&figures));
   CHECK(figures.dynamic_requests == 1);
   REQUIRE(heap->free_async(*address, s) == CUDA_SUCCESS);
+  synchronize(*heap, driver);
   bool tried = false;
   driver.before_unmap = [&](CUdeviceptr, std::size_t) {  // called with the heap's lock held
     CHECK_FALSE(heap->try_statistics(&figures));

@@ -266,7 +266,7 @@ TEST_CASE("bytes of more pairs than there are marks are free when all work is co
     f.driver.work(users[i]);
     REQUIRE(f.heap->free_with_user(blocks[i], f.owner, users[i]) == CUDA_SUCCESS);
   }
-  f.driver.finish_all_work();
+  synchronize(*f.heap, f.driver);
   REQUIRE(f.heap->trim() > 0);
   REQUIRE(f.held() == 0);
 }

@@ -161,14 +161,14 @@ TEST_CASE("a program leaves the plan of its step, and another is made", "[serve]
   }
   SECTION("and gives its memory back") {
     set.program.finish();
-    set.driver.finish_all_work();
+    synchronize(*set.heap, set.driver);
     set.heap->trim(0);
     REQUIRE(set.statistics().physical == 0);
     set.run(kUntilPlanned);
     REQUIRE_FALSE(set.maps());
   }
   set.program.finish();
-  set.driver.finish_all_work();
+  synchronize(*set.heap, set.driver);
   REQUIRE(set.statistics().dynamic_live == 0);
   set.heap->trim(0);
   REQUIRE(set.statistics().physical == 0);

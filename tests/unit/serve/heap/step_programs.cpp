@@ -92,7 +92,7 @@ struct Setting {
     if (what == 3) REQUIRE(heap->grant_access(peers.back()) == CUDA_SUCCESS);
     if (what == 4) heap->make_room(below(20) * kSmallPage, true);
     if (what == 5) heap->set_release_threshold(nullptr, below(2) == 0 ? ~std::uint64_t{0} : below(120) * kSmallPage);
-    if (what == 6) heap->before_synchronization(), driver.finish_all_work(), heap->after_synchronization();
+    if (what == 6) synchronize(*heap, driver);
     if (what == 7) driver.set_capturing(captured, capturing = !capturing);
     if (what == 8 && capturing) REQUIRE_FALSE(heap->allocate(kSmallPage, {captured, 0}, nullptr));
     if (what == 9) use_new_stream();

@@ -120,7 +120,7 @@ class Threads {
       if (what == 3) (void)heap_->backing(at);
       if (what == 4) (void)(heap_->free_bytes() + heap_->largest_free() + heap_->held_bytes());
       if (what == 5) use_new_stream(random);
-      if (what == 6) heap_->before_synchronization(), driver_.finish_all_work(), heap_->after_synchronization();
+      if (what == 6) synchronize(*heap_, driver_);
       disturb(random);
     }
   }

@@ -90,7 +90,7 @@ TEST_CASE("bytes that cannot be ordered on the stream are not taken", "[serve][p
   const serve::StreamOrdinal ordinal = f.order.ordinal(stream);
   REQUIRE(f.take(0));
   f.driver.work(stream);
-  f.order.mark_freed(f.planned.ranges(0), ordinal, f.order.assign_free_number(ordinal, false), false);
+  f.order.mark_freed(f.planned.ranges(0), ordinal, f.order.assign_free_number(ordinal));
   f.planned.release(f.planned.ranges(0));
   REQUIRE_FALSE(f.take(0));
   REQUIRE(f.planned.take(f.planned.ranges(0), f.order, ordinal));  // its bytes are still free after the refusal

@@ -9,11 +9,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "as_heap.h"
 #include "fake_driver.h"
 #include "interpose/serve/driver/capture_gate.h"
 #include "interpose/serve/streams/event_order.h"
@@ -67,9 +69,15 @@ class OrderModel {
   }
   void destroy_stream(const Stream& stream) {
     Context& of = contexts[stream.context];
+    std::optional<serve::StreamOrder::EventAtFree> event;
     {
       const std::lock_guard lock(of.lock);
-      of.order.stream_destroyed(stream.key.handle);
+      event = of.order.prepare_destruction(stream.key.handle);
+    }
+    if (event) {
+      of.order.find_idle_or_record(*event);
+      const std::lock_guard lock(of.lock);
+      of.order.stream_destroyed(*event);
     }
     driver.destroy_stream(stream.key.handle);
   }
@@ -88,17 +96,29 @@ class OrderModel {
     driver.destroy_event(event);
   }
 
-  // Gives the stream work, and then frees the page on it.
+  // Gives the stream work, and then frees the page on it, as a heap does. Other threads may free on the same stream
+  // while the event is recorded.
   void use_and_free(const Stream& stream, std::size_t page) {
     Context& of = contexts[stream.context];
     const Moment moment = driver.work(stream.key);
-    const std::lock_guard lock(of.lock);
-    const serve::StreamOrdinal ordinal = in_context(of, [&] { return of.order.ordinal(stream.key); });
+    std::unique_lock lock(of.lock);
+    create_events_ahead(of);
+    serve::StreamOrdinal ordinal = in_context(of, [&] { return of.order.ordinal(stream.key); });
     if (ordinal == serve::kNoStream) return;
+    serve::StreamOrder::EventAtFree event;
     const bool is_planned = page % 2 == 0;  // the others have an event as long as the stream is watched
-    const std::uint64_t number = of.order.assign_free_number(ordinal, !is_planned);
+    if (is_planned || of.order.wants_event(ordinal, true)) {
+      event = of.order.prepare_event(ordinal);
+      lock.unlock();
+      if (event.event != nullptr) of.order.record(event);
+      lock.lock();
+    }
+    const serve::StreamOrder::HandOver at_free(of.order, event);
+    ordinal = in_context(of, [&] { return of.order.ordinal(stream.key); });
+    if (ordinal == serve::kNoStream) return;
+    const std::uint64_t number = of.order.assign_free_number(ordinal);
     const serve::PhysicalRange range = range_of(page);
-    of.order.mark_freed({&range, 1}, ordinal, number, is_planned);
+    of.order.mark_freed({&range, 1}, ordinal, number);
     of.frees[ordinal].push_back({number, moment});
     of.pages[page] = moment;
     of.freed[page] = true;
@@ -264,6 +284,13 @@ class OrderModel {
           return nullptr;
         },
         ask);
+  }
+
+  void create_events_ahead(Context& of) {
+    in_context(of, [&] {
+      create_events(of.order, driver, of.order.missing_events());
+      return true;
+    });
   }
 
   template <class Action>

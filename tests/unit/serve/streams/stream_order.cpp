@@ -4,6 +4,7 @@
 #include <thread>
 #include <vector>
 
+#include "as_heap.h"
 #include "catch.h"
 #include "fake_driver.h"
 
@@ -20,10 +21,7 @@ namespace {
 
 constexpr std::uint64_t kPage = 64 << 10;
 using Ranges = std::vector<PhysicalRange>;
-
-void mark_freed(StreamOrder& order, const Ranges& ranges, StreamOrdinal stream, bool event_now) {
-  order.mark_freed(ranges, stream, order.assign_free_number(stream, false), event_now);
-}
+constexpr std::size_t kEvents = 8192;  // more than any test needs
 
 struct Fixture {
   FakeDriver driver{kPage};
@@ -33,9 +31,11 @@ struct Fixture {
   const Ranges page{{0, kPage}};
   const Ranges part{{512, 2048}};
 
+  Fixture() { create_events(order, driver, kEvents); }
+
   Moment use_and_free(const Ranges& ranges, StreamKey key, bool event_now = true) {
     const Moment moment = driver.work(key);
-    mark_freed(order, ranges, order.ordinal(key), event_now);
+    free_on(order, ranges, order.ordinal(key), event_now);
     return moment;
   }
   bool use(const Ranges& ranges, StreamKey key) { return order.order(ranges, order.ordinal(key)); }
@@ -48,13 +48,14 @@ TEST_CASE("a stream of which no event is wanted for long is not watched, and is 
   constexpr std::uint64_t kWatched = 500;
   FakeDriver driver{kPage};
   StreamOrder order{driver, FakeDriver::context(), 16 * kPage, kPage, nullptr, kWatched};
+  create_events(order, driver, kEvents);
   const StreamKey s{driver.new_stream(), 0};
   const StreamKey t{driver.new_stream(), 0};
   const Ranges page{{0, kPage}};
   const auto free = [&](StreamKey key) {
     const Moment moment = driver.work(key);
     const StreamOrdinal stream = order.ordinal(key);
-    order.mark_freed(page, stream, order.assign_free_number(stream, true), false);
+    free_on(order, page, stream, false, true);
     return moment;
   };
   const auto events_of_frees = [&](int frees) {
@@ -151,7 +152,7 @@ TEST_CASE("a new stream does not count as one that the program orders", "[serve]
   f.order.clock(f.s)->raise(f.order.ordinal(f.t), f.order.latest_number());
   REQUIRE(f.use(f.page, f.s));
   const StreamOrdinal gone = f.order.ordinal(f.s);
-  f.order.stream_destroyed(f.s.handle);
+  destroy_stream(f.order, f.s.handle);
   const StreamKey fresh{f.driver.new_stream(), 0};
   REQUIRE(f.order.ordinal(fresh) == gone);
   f.use_and_free(f.page, f.t);
@@ -175,8 +176,7 @@ TEST_CASE("a poll makes few queries, and their results are kept", "[serve][order
   std::uint64_t calls = f.driver.order_calls();
   f.order.poll();
   REQUIRE_FALSE(f.order.is_known_complete(first));
-  REQUIRE(f.driver.order_calls() == calls + 1);  // whether the stream is idle
-  calls = f.driver.order_calls();
+  REQUIRE(f.driver.order_calls() == calls);  // there is no event
   f.use_and_free(f.part, f.t, false);
   const std::uint64_t second = f.order.latest_number();
   REQUIRE(f.driver.order_calls() == calls + 1);  // this free has an event, since one was missed
@@ -189,30 +189,74 @@ TEST_CASE("a poll makes few queries, and their results are kept", "[serve][order
   REQUIRE_FALSE(f.order.is_known_complete(first));
   f.order.poll();
   REQUIRE(f.order.is_known_complete(second));
-  REQUIRE(f.order.is_known_complete(third));  // the stream is idle
+  REQUIRE_FALSE(f.order.is_known_complete(third));
 }
 
-TEST_CASE("no event is recorded on a busy stream but at its frees", "[serve][order]") {
+TEST_CASE("other streams are given no work and not queried, and no event is created", "[serve][order]") {
   Fixture f;
   f.use_and_free(f.page, f.t, false);
-  const std::uint64_t records = f.driver.records();
+  const std::uint64_t calls = f.driver.order_calls();
+  const std::size_t events = f.driver.events();
   REQUIRE_FALSE(f.use(f.page, f.s));
   REQUIRE_FALSE(f.order.is_complete(f.page));
-  f.order.record_free_events();
   f.order.poll();
   f.order.poll_thoroughly();
   f.order.blocking_streams_exist();
-  REQUIRE(f.driver.records() == records);
-  f.order.frees_name_no_stream(true);
-  f.use_and_free(f.part, f.t, true);
-  f.order.frees_name_no_stream(false);
-  REQUIRE(f.driver.records() == records);
+  REQUIRE(f.driver.order_calls() == calls);
   f.use_and_free(f.part, f.t, false);
-  REQUIRE(f.driver.records() == records + 1);
+  REQUIRE(f.driver.records() == 1);
+  REQUIRE(f.driver.events() == events);
   f.driver.finish_all_work();
   f.driver.work(f.t);
   REQUIRE(f.use(f.page, f.s));
   REQUIRE(f.order.waits() == 0);
+}
+
+TEST_CASE("an event covers the frees from before it was prepared, if the stream frees more meanwhile",
+          "[serve][order]") {
+  Fixture f;
+  const StreamOrdinal t = f.order.ordinal(f.t);
+  f.use_and_free({{kPage, 2 * kPage}}, f.t, false);
+  const Ranges other{{2 * kPage, 3 * kPage}};
+  const bool alone = GENERATE(false, true);
+  const Moment moment = f.driver.work(f.t);
+  Moment later;
+  free_on(f.order, f.page, t, true, true, [&] {
+    later = f.driver.work(f.t);
+    if (!alone) free_on(f.order, other, t, false);
+  });
+  REQUIRE(f.use(f.page, f.s) == alone);
+  REQUIRE(f.driver.is_ordered(f.s, moment) == alone);
+  REQUIRE_FALSE(f.driver.is_ordered(f.s, later));
+  if (alone) return;
+  f.driver.finish_all_work();
+  REQUIRE(f.use({{kPage, 2 * kPage}}, f.s));
+  REQUIRE_FALSE(f.use(f.page, f.s));  // the next free will tell
+  f.use_and_free({{kPage, 2 * kPage}}, f.t, false);
+  f.driver.finish_all_work();
+  REQUIRE(f.use(f.page, f.s));
+  REQUIRE(f.use(other, f.s));
+  REQUIRE(f.order.waits() == 0);
+}
+
+TEST_CASE("without events, bytes are refused until the program synchronizes or there are events", "[serve][order]") {
+  FakeDriver driver{kPage};
+  StreamOrder order{driver, FakeDriver::context(), 16 * kPage, kPage};
+  const StreamKey s{driver.new_stream(), 0};
+  const StreamKey t{driver.new_stream(), 0};
+  const Ranges page{{0, kPage}};
+  driver.work(t);
+  free_on(order, page, order.ordinal(t), true);
+  REQUIRE(driver.records() == 0);
+  REQUIRE_FALSE(order.order(page, order.ordinal(s)));
+  REQUIRE(order.missing_events() > 0);
+  create_events(order, driver, order.missing_events());
+  REQUIRE(order.missing_events() == 0);
+  REQUIRE_FALSE(order.order(page, order.ordinal(s)));
+  const Moment freed = driver.work(t);
+  free_on(order, page, order.ordinal(t), false);
+  REQUIRE(order.order(page, order.ordinal(s)));
+  REQUIRE(driver.is_ordered(s, freed));
 }
 
 TEST_CASE("a stream waits for the event of the free, and for a late event only if allowed", "[serve][order]") {
@@ -227,6 +271,7 @@ TEST_CASE("a stream waits for the event of the free, and for a late event only i
   REQUIRE_FALSE(f.driver.is_ordered(f.s, later));
   if (event_now) return;
   SECTION("known to be complete") {
+    if (!freed_later) f.use_and_free({{kPage, 2 * kPage}}, f.t, false);  // has an event, since one was missed
     f.driver.finish_all_work();
     REQUIRE(f.use(f.page, f.s));
     REQUIRE(f.order.waits() == 0);
@@ -254,13 +299,14 @@ TEST_CASE("each free has an event until it is complete, up to a limit", "[serve]
   Fixture f;
   constexpr std::uint64_t kMost = stalloc::serve::FreeEvents::kMost;
   StreamOrder order(f.driver, FakeDriver::context(), (kMost + 1) * kPage, kPage);
+  create_events(order, f.driver, kEvents);
   std::vector<Moment> freed;
   const StreamOrdinal owner = order.ordinal(f.t);
   const auto page = [](std::uint64_t i) { return Ranges{{i * kPage, (i + 1) * kPage}}; };
   const bool over = GENERATE(false, true);
   for (std::uint64_t i = 0; i <= kMost; ++i) {
     freed.push_back(f.driver.work(f.t));
-    mark_freed(order, page(i), owner, true);
+    free_on(order, page(i), owner, true);
     if (over && i == 9) f.driver.finish_all_work();
   }
   for (std::uint64_t i = 10; i <= kMost; i = 2 * i + 1) {
@@ -310,26 +356,52 @@ TEST_CASE("bytes that a second stream still uses are reusable by their owner at 
           "[serve][order]") {
   Fixture f;
   const Ranges ranges = GENERATE(Ranges{{0, kPage}}, Ranges{{512, 2048}});
-  const bool event_now = GENERATE(false, true);
   const StreamKey user{f.driver.new_stream(), 0};
   const Moment used = f.driver.work(user);
-  const Moment freed = f.use_and_free(ranges, f.t, event_now);
+  const Moment freed = f.use_and_free(ranges, f.t, GENERATE(false, true));
   f.order.mark_also_used(ranges, f.order.ordinal(f.t), f.order.ordinal_of_user(user));
   REQUIRE_FALSE(f.order.is_complete(ranges));
   REQUIRE(f.use(ranges, f.t));
   REQUIRE_FALSE(f.order.made_foreign_ready());
   REQUIRE_FALSE(f.driver.is_ordered(f.t, used));
+  REQUIRE_FALSE(f.use(ranges, f.s));  // there is no event of the user's work
+  REQUIRE_FALSE(f.driver.is_ordered(f.s, freed));
 
-  REQUIRE(f.use(ranges, user) == event_now);
-  REQUIRE(f.driver.is_ordered(user, freed) == event_now);
+  f.order.allow_late_events(true);
+  SECTION("the device has no more memory") {
+    REQUIRE(f.use(ranges, user));
+    REQUIRE(f.driver.is_ordered(user, freed));
+    REQUIRE(f.use(ranges, f.s));
+    REQUIRE(f.order.made_foreign_ready());
+    REQUIRE(f.driver.is_ordered(f.s, freed));
+    REQUIRE(f.driver.is_ordered(f.s, used));
+  }
+  SECTION("both are complete") {
+    f.order.poll_thoroughly();
+    f.driver.finish_all_work();
+    REQUIRE(f.order.is_complete(ranges));
+  }
+}
+
+TEST_CASE("the event at a free with a user is the user's", "[serve][order]") {
+  Fixture f;
+  const StreamKey user{f.driver.new_stream(), 0};
+  const StreamOrdinal owner = f.order.ordinal(f.t);
+  const StreamOrdinal user_ordinal = f.order.ordinal_of_user(user);
+  const Moment used = f.driver.work(user);
+  auto event = f.order.prepare_event(user_ordinal);
+  f.order.record(event);
   const Moment later = f.driver.work(user);
-  REQUIRE(f.use(ranges, f.s) == event_now);
-  REQUIRE(f.order.made_foreign_ready());
-  REQUIRE(f.driver.is_ordered(f.s, freed) == event_now);
-  REQUIRE(f.driver.is_ordered(f.s, used) == event_now);
+  {
+    const StreamOrder::HandOver at_free(f.order, event);
+    f.order.mark_freed(f.page, owner, f.order.assign_free_number(owner));
+    f.order.mark_also_used(f.page, owner, user_ordinal);
+  }
+  f.driver.finish_work_of(f.t);
+  f.order.clocks().mark_complete(owner, f.order.latest_number());
+  REQUIRE(f.use(f.page, f.s));
+  REQUIRE(f.driver.is_ordered(f.s, used));
   REQUIRE_FALSE(f.driver.is_ordered(f.s, later));
-  f.driver.finish_all_work();
-  REQUIRE(f.order.is_complete(ranges));
 }
 
 TEST_CASE("there are more pairs of streams than marks", "[serve][order]") {
@@ -351,7 +423,7 @@ TEST_CASE("there are more pairs of streams than marks", "[serve][order]") {
   // The pairs of destroyed streams are assigned again.
   f.driver.finish_all_work();
   f.order.poll_thoroughly();
-  for (const StreamKey& user : users) f.order.stream_destroyed(user.handle);
+  for (const StreamKey& user : users) destroy_stream(f.order, user.handle);
   for (int i = 0; i < 100; ++i) f.order.ordinal({f.driver.new_stream(), 0});
   const StreamKey user{f.driver.new_stream(), 0};
   const StreamKey unrelated{f.driver.new_stream(), 0};
@@ -387,7 +459,7 @@ TEST_CASE("an event that could not be recorded at the free is recorded when need
     const Moment moment = f.driver.work(f.t);
     const StreamOrdinal t = f.order.ordinal(f.t);
     f.driver.fail_at(call, CUDA_ERROR_UNKNOWN);
-    mark_freed(f.order, f.page, t, true);
+    free_on(f.order, f.page, t, true);
     f.driver.fail_at(0);
     REQUIRE(f.use(f.page, f.s));
     REQUIRE(f.driver.is_ordered(f.s, moment));
@@ -445,6 +517,7 @@ TEST_CASE("the work of a user is still waited for when the owner has freed the b
   f.driver.finish_work_of(f.t);
   REQUIRE_FALSE(f.use(f.page, f.s));
   f.driver.finish_all_work();
+  f.order.allow_late_events(true);
   f.order.poll_thoroughly();
   REQUIRE(f.use(f.page, f.s));
 }
@@ -500,7 +573,7 @@ TEST_CASE("the work of a user is still waited for when a later free was not the 
 TEST_CASE("the work of a destroyed stream is still waited for", "[serve][order]") {
   Fixture f;
   const Moment freed = f.use_and_free(f.page, f.t);
-  f.order.stream_destroyed(f.t.handle);
+  destroy_stream(f.order, f.t.handle);
   f.driver.destroy_stream(f.t.handle);
   const StreamKey reused{f.driver.new_stream(), 0};
   REQUIRE(reused == f.t);
@@ -523,7 +596,7 @@ TEST_CASE("a destroyed blocking stream without work may have freed what the lega
   const StreamKey gone{f.driver.new_stream(FakeDriver::context(), flags), 0};
   f.use_and_free(f.page, gone, false);
   f.driver.finish_all_work();
-  f.order.stream_destroyed(gone.handle);
+  destroy_stream(f.order, gone.handle);
   const std::uint64_t calls = f.driver.order_calls();
   REQUIRE(f.order.is_complete(f.page));
   // What was known from the stream alone is known without the query of an event.
@@ -539,13 +612,13 @@ TEST_CASE("a free that names a stream which can be given no event gets no number
     ordinal = f.order.ordinal(gone);
     f.use_and_free(f.part, f.t);
     f.driver.work(gone);
-    f.order.stream_destroyed(gone.handle);
+    destroy_stream(f.order, gone.handle);
     f.driver.destroy_stream(gone.handle);
   } else {
     std::thread([&] { ordinal = f.order.ordinal(make_stream_key(nullptr, true)); }).join();
     f.use_and_free(f.part, f.t);
   }
-  mark_freed(f.order, f.part, ordinal, false);
+  free_on(f.order, f.part, ordinal, false);
   REQUIRE_FALSE(f.order.is_complete(f.part));  // the work from before the bytes were allocated is not complete
   f.driver.finish_all_work();
   REQUIRE(f.order.is_complete(f.part));
@@ -555,8 +628,8 @@ TEST_CASE("bytes of a destroyed stream without an event are refused until all wo
   Fixture f;
   f.order.allow_late_events(true);
   f.use_and_free(f.page, f.t, false);
-  f.driver.fail_at(GENERATE(2, 3, 4), CUDA_ERROR_UNKNOWN);
-  f.order.stream_destroyed(f.t.handle);
+  f.driver.fail_at(GENERATE(1, 2), CUDA_ERROR_UNKNOWN, 100);
+  destroy_stream(f.order, f.t.handle);
   f.driver.fail_at(0);
   f.driver.destroy_stream(f.t.handle);
   REQUIRE_FALSE(f.use(f.page, f.s));
@@ -585,7 +658,7 @@ TEST_CASE("bytes of a thread's own stream without an event are refused", "[serve
     const StreamOrdinal ordinal = f.order.ordinal(own);
     f.driver.work(own);
     f.driver.fail_at(3, CUDA_ERROR_UNKNOWN);
-    mark_freed(f.order, f.page, ordinal, false);
+    free_on(f.order, f.page, ordinal, false);
     f.driver.fail_at(0);
   }).join();
   REQUIRE_FALSE(f.use(f.page, f.s));
@@ -634,7 +707,7 @@ TEST_CASE("a stream does not inherit the waits of the last owner of its ordinal"
   Fixture f;
   const Moment freed = f.use_and_free(f.page, f.t);
   REQUIRE(f.use(f.page, f.s));
-  f.order.stream_destroyed(f.s.handle);
+  destroy_stream(f.order, f.s.handle);
   f.driver.destroy_stream(f.s.handle);
   for (int i = 2; i < kMaxStreams; ++i) f.order.ordinal({f.driver.new_stream(), 0});
   const StreamKey late{f.driver.new_stream(), 0};
@@ -649,7 +722,7 @@ TEST_CASE("creating and destroying streams does not use up the ordinals", "[serv
     REQUIRE(f.use(f.page, key));
     const Moment moment = f.use_and_free(f.page, key);
     if (i % 100 == 0) f.driver.finish_all_work();
-    f.order.stream_destroyed(key.handle);
+    destroy_stream(f.order, key.handle);
     f.driver.destroy_stream(key.handle);
     REQUIRE(f.use(f.page, f.s));
     REQUIRE(f.driver.is_ordered(f.s, moment));
@@ -671,7 +744,7 @@ TEST_CASE("on a legacy stream with blocking streams, events are recorded at some
   }
   const auto free_one = [&] {
     const Moment moment = f.driver.work(legacy);
-    mark_freed(f.order, f.page, ordinal, false);
+    free_on(f.order, f.page, ordinal, false);
     return moment;
   };
   SECTION("at some frees") {
@@ -682,7 +755,6 @@ TEST_CASE("on a legacy stream with blocking streams, events are recorded at some
   SECTION("while it is idle") {
     const Moment freed = free_one();
     f.driver.work(legacy);
-    f.order.record_free_events();
     f.order.poll();
     f.order.allow_late_events(true);
     REQUIRE(f.use(f.page, f.s) == !exist);
