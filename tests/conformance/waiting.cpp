@@ -81,7 +81,7 @@ struct CallBesideGate {
   const char* name;
   std::function<void(HeldScene&, Answers&)> make;
   int held_ms = kLongMs;
-  bool uses_held = false;  // it gives the held stream work, for which there may be no room
+  bool waits_beside_full = false;  // CUDA alone makes it wait while a thread waits for room in a full stream
 };
 
 // The state of the held stream's memory.
@@ -101,12 +101,13 @@ std::vector<Setting> settings() {
 
 std::vector<CallBesideGate> calls() {
   return {
-      {"cuMemAlloc of 20 kB", [](HeldScene& s, Answers& a) { a.add(s.allocate_plain(kSmall)); }},
-      {"cuMemAlloc of 16 MiB", [](HeldScene& s, Answers& a) { a.add(s.allocate_plain(kBig)); }},
+      {"cuMemAlloc of 20 kB", [](HeldScene& s, Answers& a) { a.add(s.allocate_plain(kSmall)); }, kLongMs, true},
+      {"cuMemAlloc of 16 MiB", [](HeldScene& s, Answers& a) { a.add(s.allocate_plain(kBig)); }, kLongMs, true},
       {"cuMemAlloc of 16 MiB, three times",
        [](HeldScene& s, Answers& a) {
          for (int i = 0; i < 3; ++i) a.add(s.allocate_plain(kBig));
-       }},
+       },
+       kLongMs, true},
       {"cuMemAlloc of more than there is",
        [](HeldScene& s, Answers& a) { a.add(s.allocate_plain(s.machine.total_bytes() + 1)); }},
       {"cuMemAlloc of SIZE_MAX bytes", [](HeldScene& s, Answers& a) { a.add(s.allocate_plain(SIZE_MAX)); }},
@@ -115,13 +116,14 @@ std::vector<CallBesideGate> calls() {
       {"cuMemAlloc of half of the device twice, and again",
        [](HeldScene& s, Answers& a) {
          for (int i = 0; i < 3; ++i) a.add(s.allocate_plain(s.machine.total_bytes() / 2 - 64 * kMiB));
-       }},
+       },
+       kLongMs, true},
       {"cuMemAllocAsync of 20 kB on another stream",
        [](HeldScene& s, Answers& a) { a.add(s.allocate(kSmall, s.other)); }},
       {"cuMemAllocAsync of 16 MiB on another stream",
        [](HeldScene& s, Answers& a) { a.add(s.allocate(kBig, s.other)); }},
       {"cuMemAllocAsync of 16 MiB on the held stream",
-       [](HeldScene& s, Answers& a) { a.add(s.allocate(kBig, s.held)); }, kLongMs, true},
+       [](HeldScene& s, Answers& a) { a.add(s.allocate(kBig, s.held)); }},
       {"cuMemAllocAsync of more than there is",
        [](HeldScene& s, Answers& a) { a.add(s.allocate(s.machine.total_bytes() + 1, s.other)); }},
       {"cuMemAllocAsync of all that the device has",
@@ -151,7 +153,7 @@ std::vector<CallBesideGate> calls() {
          a.add(s.cuda.cuMemFree(s.plain));
          s.plain = 0;
        },
-       kBriefMs},
+       kBriefMs, true},
       {"cuMemFree of stream-ordered memory",
        [](HeldScene& s, Answers& a) {
          a.add(s.cuda.cuMemFree(s.blocks[1]));
@@ -199,7 +201,8 @@ std::vector<CallBesideGate> calls_of_pools_and_streams() {
          a.add(s.cuda.cuMemAllocAsync(&at, kSmall, made));
          a.add(s.cuda.cuMemFreeAsync(at, made));
          a.add(s.cuda.cuStreamDestroy(made));
-       }},
+       },
+       kLongMs, true},
       {"cuMemCreate of half of the device",
        [](HeldScene& s, Answers& a) {
          if (s.cuda.cuMemCreate == nullptr) return a.add_word("not there");
@@ -283,14 +286,14 @@ class Filler {
   std::thread thread_;
 };
 
-// Calls that give the held stream no work, while another thread waits for room in that stream's queue. They must not
-// wait for room there, either.
+// Calls while another thread waits for room in the held stream's queue. Those that do not wait then under CUDA alone
+// must not wait under a library, either (docs/decisions/17-full-queues.md).
 void try_beside_full_stream(const Machine& machine, Report& report) {
   std::vector<CallBesideGate> all = calls();
   const std::vector<CallBesideGate> more = calls_of_pools_and_streams();
   all.insert(all.end(), more.begin(), more.end());
   for (const CallBesideGate& call : all) {
-    if (call.uses_held) continue;
+    if (call.waits_beside_full) continue;
     HeldScene scene(machine);
     Filler filler(scene);
     const auto behind = [&] {

@@ -49,6 +49,8 @@ int simcuda_physical_range(uint64_t address, SimcudaPhysical* where);
 void simcuda_counters(int device, SimcudaCounters* counters);
 // The `n`-th call from now (1: the next) runs out of memory, and with `onward` all that follow; 0: none.
 void simcuda_fail(SimcudaCall call, uint64_t n, int onward);
+// How many calls wait at this moment for room in the queue of a stream, in all contexts.
+uint64_t simcuda_waiting_for_room(void);
 void simcuda_set_delay(uint64_t microseconds, uint64_t every);
 
 #ifdef __cplusplus

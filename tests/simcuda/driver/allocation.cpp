@@ -76,6 +76,7 @@ CUresult memory_alloc(CUdeviceptr* address, size_t bytes) {
   if (address == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   *address = 0;
   if (shall_fail(SIMCUDA_ALLOC)) return CUDA_ERROR_OUT_OF_MEMORY;
+  context->room_waits.wait();
   const std::scoped_lock lock(memory_mutex());
   if (const CUresult result = check_active(*context)) return result;
   Device& device = *find_device(context->device);

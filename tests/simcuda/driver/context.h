@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/simcuda/driver/api.h"
+#include "tests/simcuda/driver/room.h"
 #include "tests/simcuda/driver/timeline.h"
 
 namespace simcuda {
@@ -21,6 +22,7 @@ struct Context {
   std::atomic<bool> active{false};            // false: destroyed or reset; never reused unless primary
   std::atomic<CUresult> error{CUDA_SUCCESS};  // sticky: an illegal address in earlier work
   std::atomic<unsigned> peers{0};             // bit per device whose memory this context may touch
+  RoomWaits room_waits;                       // of its own streams
   Context* parent = nullptr;  // of a green context: its primary context, whose memory and errors it shares
   // Guarded by stream_mutex() (stream.h):
   std::shared_ptr<Stream> legacy;

@@ -87,6 +87,7 @@ CUresult event_create(CUevent* event, unsigned flags) {
   Context* context = nullptr;
   if (const CUresult result = enter(&context)) return result;
   if (event == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  context->room_waits.wait();
   auto fresh = std::make_shared<Event>();
   fresh->context = context;
   fresh->context_id = context->id;
@@ -99,6 +100,7 @@ CUresult event_create(CUevent* event, unsigned flags) {
 
 CUresult event_destroy(CUevent event) {
   if (const CUresult result = check_initialized()) return result;
+  if (const std::shared_ptr<Event> known = find_event(event)) known->context->room_waits.wait();
   const std::scoped_lock lock(events_mutex);
   const auto found = events().find(event);
   if (found == events().end()) return CUDA_ERROR_INVALID_HANDLE;
@@ -118,7 +120,7 @@ CUresult event_record(CUevent handle, CUstream stream_handle) {
   if (event == nullptr || &root_of(*event->context) != &root_of(*stream->context)) return CUDA_ERROR_INVALID_HANDLE;
   if (const CUresult result = check_event(*event)) return result;
   auto stamp = std::make_shared<std::atomic<Event::Clock::rep>>(0);
-  wait_for_room(*stream);
+  const auto waiting = wait_for_room(*stream);
   // The record is one step with respect to captures that other threads begin: it is within a capture or not.
   const std::scoped_lock streams(stream_mutex());
   if (const CUresult result = check_open(*stream)) return result;
@@ -211,7 +213,7 @@ CUresult stream_wait_event(CUstream stream_handle, CUevent handle, unsigned flag
   const std::shared_ptr<Event> event = find_event(handle);
   if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (const CUresult result = check_event(*event)) return result;
-  wait_for_room(*stream);
+  const auto waiting = wait_for_room(*stream);
   const std::scoped_lock streams(stream_mutex());
   if (const CUresult result = check_open(*stream)) return result;
   if (flags != 0) return wait_from_graph(*stream, event, flags);

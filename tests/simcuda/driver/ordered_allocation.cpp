@@ -101,6 +101,7 @@ CUresult free_async(CUdeviceptr address, CUstream stream_handle) {
   if (const CUresult result = find_stream(*context, stream_handle, &stream)) return result;
   if (const CUresult result = check_beside_captures(*stream)) return result;
   if (address == 0) return CUDA_SUCCESS;
+  const auto waiting = wait_for_room(*stream);  // unlike a request, which returns at once (H200, driver 580)
   const std::scoped_lock lock(stream_mutex());
   if (const CUresult result = check_open(*stream)) return result;
   if (stream->capture != nullptr) return free_in_capture(*stream, address);

@@ -76,6 +76,17 @@ void add_implicit_order(const Stream& stream, std::vector<Point>& after) {
   }
 }
 
+// Waits as the destruction of a created stream does beside full streams of its context (room.h).
+void wait_beside_full_streams(CUstream handle) {
+  Context* owner = nullptr;
+  {
+    const std::scoped_lock lock(stream_mutex());
+    const auto found = created().find(handle);
+    if (found != created().end() && !found->second->orphaned) owner = found->second->context;
+  }
+  if (owner != nullptr) owner->room_waits.wait();
+}
+
 }  // namespace
 
 std::mutex& stream_mutex() {
@@ -140,16 +151,26 @@ CUresult submit_locked(Stream& stream, std::function<void()> run, std::vector<Po
   return CUDA_SUCCESS;
 }
 
-void wait_for_room(const Stream& stream) {
-  const bool captured = [&] {
-    const std::scoped_lock lock(stream_mutex());
-    return stream.capture != nullptr;
-  }();
-  if (!captured) stream.timeline->wait_for_room();
+bool is_captured(const Stream& stream) {
+  const std::scoped_lock lock(stream_mutex());
+  return stream.capture != nullptr;
+}
+
+bool is_legacy(const Stream& stream) {
+  const std::scoped_lock lock(stream_mutex());
+  return &stream == stream.context->legacy.get();
+}
+
+std::unique_ptr<RoomWaits::Waiting> wait_for_room(const Stream& stream) {
+  if (is_legacy(stream)) stream.context->room_waits.wait();
+  if (stream.timeline->has_room() || is_captured(stream)) return nullptr;
+  auto waiting = std::make_unique<RoomWaits::Waiting>(stream.context->room_waits);
+  stream.timeline->wait_for_room();
+  return waiting;
 }
 
 CUresult submit(Stream& stream, std::function<void()> run, std::vector<Point> after, Point* point) {
-  wait_for_room(stream);
+  const auto waiting = wait_for_room(stream);
   const std::scoped_lock lock(stream_mutex());
   if (stream.capture != nullptr) {
     if (stream.capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
@@ -205,6 +226,7 @@ std::vector<Point> pending(Context& context) {
 }
 
 CUresult create_stream(Context& context, CUstream* stream, unsigned flags, int priority) {
+  context.room_waits.wait();
   const std::scoped_lock lock(stream_mutex());
   if (const CUresult result = check_active(context)) return result;
   auto fresh = make_stream(context, flags, priority);
@@ -222,10 +244,11 @@ CUresult stream_create_priority(CUstream* stream, unsigned flags, int priority) 
 
 CUresult stream_create(CUstream* stream, unsigned flags) { return stream_create_priority(stream, flags, 0); }
 
-// Like the real function, returns at once; queued work still runs.
+// Like the real function, does not wait for what is queued; it still runs.
 CUresult stream_destroy(CUstream handle) {
   Context* context = nullptr;
   if (const CUresult result = enter(&context)) return result;
+  wait_beside_full_streams(handle);
   const std::scoped_lock lock(stream_mutex());
   const auto found = created().find(handle);
   if (found == created().end()) return CUDA_ERROR_INVALID_HANDLE;
@@ -260,6 +283,7 @@ CUresult stream_query(CUstream handle) {
   if (const CUresult result = enter(&context)) return result;
   if (const CUresult result = find_stream(*context, handle, &stream)) return result;
   if (const CUresult result = check_safe_during_capture()) return result;
+  if (!stream->timeline->has_room()) stream->context->room_waits.wait();
   const std::scoped_lock lock(stream_mutex());
   if (const CUresult result = check_open(*stream)) return result;
   if (stream->capture != nullptr) {
@@ -313,6 +337,7 @@ CUresult launch_host(CUstream handle, CUhostFn function, void* data) {
   if (const CUresult result = enter(&context)) return result;
   if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult result = find_stream(*context, handle, &stream)) return result;
+  if (!is_captured(*stream)) stream->context->room_waits.wait();
   return submit(*stream, [function, data] { function(data); });
 }
 

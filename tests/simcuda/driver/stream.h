@@ -39,8 +39,13 @@ CUresult find_stream(Context& context, CUstream handle, std::shared_ptr<Stream>*
 // held.
 CUresult check_open(const Stream& stream);
 
-// Waits while the stream's queue is full, as CUDA does before it gives a stream work. Pre: stream_mutex() is not held.
-void wait_for_room(const Stream& stream);
+// Waits while the stream's queue is full, as CUDA does before it gives a stream work. Other calls wait meanwhile
+// (room.h), for as long as what is returned exists; it is null if there was room. Pre: stream_mutex() is not held.
+[[nodiscard]] std::unique_ptr<RoomWaits::Waiting> wait_for_room(const Stream& stream);
+
+// Pre of both: stream_mutex() is not held.
+bool is_captured(const Stream& stream);
+bool is_legacy(const Stream& stream);  // the default stream of its context
 
 // Puts work onto the stream, or into the graph into which the stream is captured. Blocking streams and the legacy
 // stream wait for each other as CUDA says. If `point` is not null it receives the moment when the work is done, or an
