@@ -195,11 +195,12 @@ CUresult Heap::free_when_complete(CUdeviceptr address, StreamKey stream, std::op
 CUresult Heap::free_after_event(std::unique_lock<HeapMutex> lock, CUdeviceptr address, StreamKey stream,
                                 std::optional<StreamKey> owner) noexcept {
   if (live_.find(address) == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const CUevent unused = order_.take_unused_event();
   lock.unlock();
   PendingFrees::Free free;
   free.owner = owner;
   CUcontext context = nullptr;
-  CUresult result = pending_frees_.record_event(stream, &context, &free.event);
+  CUresult result = pending_frees_.record_event(stream, unused, &context, &free.event);
   if (result != CUDA_SUCCESS) return result;
   lock.lock();
   complete_deferred_free();
@@ -222,8 +223,10 @@ CUresult Heap::free_after_event(std::unique_lock<HeapMutex> lock, CUdeviceptr ad
 // Makes the blocks reusable whose events have completed. False if there are none. Not inlined, so that the code of
 // requests without pending frees stays short.
 [[gnu::noinline]] bool Heap::collect_pending_frees(std::size_t max_streams) {
-  return pending_frees_.collect(
-      max_streams, [&](const PendingFrees::Free& free) { make_reusable(free.entry, kNoStream, free.preferred); });
+  return pending_frees_.collect(max_streams, [&](const PendingFrees::Free& free) {
+    if (free.event != nullptr) order_.give_back_event(free.event);
+    make_reusable(free.entry, kNoStream, free.preferred);
+  });
 }
 
 bool Heap::wait_for_pending_frees() noexcept {

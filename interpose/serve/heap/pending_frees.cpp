@@ -9,19 +9,26 @@ namespace stalloc::serve {
 
 // The streams of a green context accept events of its primary context, which still exist when the green context has
 // been destroyed while its work goes on. So the heap's context is tried before the stream's own.
-CUresult PendingFrees::record_event(StreamKey stream, CUcontext* context, CUevent* event) noexcept {
+CUresult PendingFrees::record_event(StreamKey stream, CUevent unused, CUcontext* context, CUevent* event) noexcept {
+  *event = unused;
   CUcontext of_stream = nullptr;
   CUresult result = driver_.stream_context(stream.handle, &of_stream);
-  if (result != CUDA_SUCCESS) return result;
+  if (result == CUDA_SUCCESS) result = record_in(of_stream, stream, context, event);
+  if (result != CUDA_SUCCESS && *event != nullptr) driver_.destroy_event(*event);
+  return result;
+}
+
+CUresult PendingFrees::record_in(CUcontext of_stream, StreamKey stream, CUcontext* context, CUevent* event) noexcept {
   const ContextScope scope(driver_, of_stream);  // a default stream is the one of the current context
-  if (!scope.ok()) return CUDA_ERROR_INVALID_CONTEXT;
+  CUresult result = CUDA_ERROR_INVALID_CONTEXT;
+  if (!scope.ok()) return result;
   for (const CUcontext each : {context_, of_stream}) {
-    result = create_event(each, event);
-    if (result == CUDA_SUCCESS) {
+    if (*event == nullptr) result = create_event(each, event);
+    if (*event != nullptr) {
       *context = each;
       result = driver_.record_event(*event, stream.handle);
       if (result == CUDA_SUCCESS) return result;
-      driver_.destroy_event(*event);
+      driver_.destroy_event(std::exchange(*event, nullptr));
     }
     if (each == of_stream) break;
   }
@@ -54,9 +61,7 @@ PendingFrees::State PendingFrees::query(const Queue& queue) noexcept {
   if (event == nullptr) return State::Complete;
   const CUresult result = driver_.query_event(event);
   if (result == CUDA_ERROR_NOT_READY) return State::Pending;
-  if (result != CUDA_SUCCESS) return State::Failed;
-  driver_.destroy_event(event);
-  return State::Complete;
+  return result == CUDA_SUCCESS ? State::Complete : State::Failed;
 }
 
 // Calls the callback at most once for each free.

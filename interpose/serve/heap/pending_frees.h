@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "interpose/base/stream_key.h"
@@ -47,9 +48,10 @@ class PendingFrees {
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }  // as requested
   [[nodiscard]] std::uint64_t latest_number() const noexcept { return latest_number_; }
 
-  // Creates an event and records it on `stream`. The caller owns the event; `context` receives its context. Returns the
-  // driver's error.
-  CUresult record_event(StreamKey stream, CUcontext* context, CUevent* event) noexcept;
+  // Records an event on `stream`: `unused`, which is of the heap's context, or one that is created, if it is null or
+  // cannot be recorded there. The caller owns the event; `context` receives its context. Returns the driver's error; no
+  // event is left then.
+  CUresult record_event(StreamKey stream, CUevent unused, CUcontext* context, CUevent* event) noexcept;
   // Adds a free whose event `record_event` has recorded, and takes the event. Throws std::bad_alloc; the caller then
   // still owns the event.
   void add(CUcontext context, StreamKey stream, const Free& free);
@@ -68,7 +70,8 @@ class PendingFrees {
     requests_until_query_ = kRequestsBetweenQueries - 1;
     return synchronized ? kAllStreams : kStreamsPerQuery;
   }
-  // Removes the frees whose events have completed, and calls `reclaim(const Free&)` for each; true if there were any.
+  // Removes the frees whose events have completed, and calls `reclaim(const Free&)` for each, which takes the event if
+  // there is one: it is of the heap's context, and nothing uses it any more. True if there were any such frees.
   // The events of each stream are queried from the oldest on, until one is pending. At most `max_streams` streams with
   // pending work are queried; the next call continues with the others. A free whose event the driver cannot query
   // stays.
@@ -94,6 +97,8 @@ class PendingFrees {
         Free free = queue.frees[queue.failed];
         queue.frees.erase(queue.frees.begin() + static_cast<std::ptrdiff_t>(queue.failed));
         bytes_ -= free.entry.bytes;
+        if (queue.context != context_ && free.event != nullptr)
+          driver_.destroy_event(std::exchange(free.event, nullptr));
         notify(free);
         reclaim(free);
         any = true;
@@ -128,8 +133,9 @@ class PendingFrees {
   enum class State { Complete, Pending, Failed };
   static constexpr std::uint32_t kRequestsBetweenQueries = 16;
 
+  CUresult record_in(CUcontext of_stream, StreamKey stream, CUcontext* context, CUevent* event) noexcept;
   CUresult create_event(CUcontext context, CUevent* event) noexcept;
-  // Queries the free at index `failed`; destroys its event if it is complete. Pre: there is such a free.
+  // Queries the free at index `failed`. Pre: there is such a free.
   State query(const Queue& queue) noexcept;
   void notify(Free& free) const noexcept;
   void remove_empty() noexcept;

@@ -25,13 +25,12 @@ struct FreeEvent {
 class UnusedEvents {
  public:
   [[nodiscard]] std::size_t size() const noexcept { return events_.size(); }
-  // How many there would be if none were in use.
-  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
   // Makes room for more events. Throws std::bad_alloc.
   void grow(std::size_t more) {
     events_.reserve(capacity_ + more);
     capacity_ += more;
   }
+  // Pre: there is room.
   void put(CUevent event) noexcept { events_.push_back(event); }
   // Null: there is none.
   CUevent take() noexcept {
@@ -41,9 +40,16 @@ class UnusedEvents {
     return event;
   }
 
+  // The same for an event that will not be put back, so its room goes, too.
+  CUevent remove() noexcept {
+    const CUevent event = take();
+    if (event != nullptr) --capacity_;
+    return event;
+  }
+
  private:
   std::vector<CUevent> events_;
-  std::size_t capacity_ = 0;
+  std::size_t capacity_ = 0;  // how many there would be if none were in use
 };
 
 // The events of one stream, in the order of their numbers. It owns no event: StreamOrder creates and destroys them. Not

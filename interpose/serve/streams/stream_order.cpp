@@ -2,6 +2,7 @@
 #include "interpose/serve/streams/stream_order.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 namespace stalloc::serve {
@@ -59,6 +60,14 @@ std::size_t StreamOrder::missing_events() const noexcept {
 void StreamOrder::add_events(std::span<const CUevent> events) {
   unused_.grow(events.size());
   for (const CUevent event : events) unused_.put(event);
+}
+
+void StreamOrder::give_back_event(CUevent event) noexcept {
+  try {
+    add_events({&event, 1});
+  } catch (const std::bad_alloc&) {
+    driver_.destroy_event(event);
+  }
 }
 
 StreamOrdinal StreamOrder::ordinal(StreamKey key, bool context_is_current) noexcept {

@@ -133,6 +133,10 @@ class StreamOrder {
   // timing; `add_events` takes them. Throws std::bad_alloc; the caller then still owns them.
   [[nodiscard]] std::size_t missing_events() const noexcept;
   void add_events(std::span<const CUevent> events);
+  // Returns an event that the caller then owns; null: there is none.
+  CUevent take_unused_event() noexcept { return unused_.remove(); }
+  // Takes an event of the context that nothing uses any more.
+  void give_back_event(CUevent event) noexcept;
 
   // The program creates blocking streams, which synchronize with the legacy stream. Call before they are given work.
   void blocking_streams_exist() noexcept;

@@ -189,6 +189,23 @@ TEST_CASE("the host can wait for pending frees", "[serve][pending_frees]") {
   REQUIRE_FALSE(f.heap->wait_for_pending_frees());  // no free is pending any more
 }
 
+TEST_CASE("a free that waits for an event creates none while some are unused", "[serve][pending_frees]") {
+  Fixture f;
+  const std::size_t events = f.driver.events();
+  for (int round = 0; round < 3; ++round) {
+    for (int i = 0; i < 20; ++i) f.free_under_work(kPage, f.slow);
+    f.driver.finish_all_work();
+    REQUIRE(f.heap->wait_for_pending_frees());
+    REQUIRE(f.driver.events() == events);
+  }
+  for (std::size_t i = 0; i <= events; ++i) f.free_under_work(1, f.slow);
+  REQUIRE(f.driver.events() == events + 1);
+  f.driver.finish_all_work();
+  REQUIRE(f.heap->wait_for_pending_frees());
+  for (std::size_t i = 0; i <= events; ++i) f.free_under_work(1, f.slow);
+  REQUIRE(f.driver.events() == events + 1);
+}
+
 TEST_CASE("the host does not wait on a device that has failed", "[serve][pending_frees]") {
   Fixture f;
   f.free_under_work(kPage, f.slow);
@@ -215,7 +232,10 @@ TEST_CASE("contexts that end are kept apart from other contexts", "[serve][pendi
   REQUIRE(frees.bytes() == 7);
   std::vector<std::uint64_t> completed;
   const auto collect = [&] {
-    return frees.collect(8, [&](const serve::PendingFrees::Free& free) { completed.push_back(free.entry.bytes); });
+    return frees.collect(8, [&](const serve::PendingFrees::Free& free) {
+      completed.push_back(free.entry.bytes);
+      CHECK((free.event != nullptr) == (free.entry.bytes < 4));  // of the heap's context
+    });
   };
   REQUIRE_FALSE(collect());
   REQUIRE(frees.may_complete(1));
