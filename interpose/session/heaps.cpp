@@ -166,7 +166,11 @@ void Heaps::blocking_streams_exist() noexcept {
 }
 
 void Heaps::create_events_ahead() noexcept {
-  each_heap([](int, serve::Heap& heap) { heap.create_events_ahead(); });
+  CUcontext current = nullptr;
+  if (driver_.current_context(&current) != CUDA_SUCCESS) return;
+  each_heap([&](int, serve::Heap& heap) {
+    if (heap.context() == current) heap.create_events_ahead();
+  });
 }
 
 void Heaps::after_synchronization() noexcept {

@@ -118,7 +118,8 @@ class Heaps {
   // Requests from `pool` are not served from now on.
   void refuse_pool(CUmemoryPool pool) noexcept;
 
-  // These act like the functions of serve::Heap, on all heaps.
+  // These act like the functions of serve::Heap; the first one on the heap of the current context, if it has one, the
+  // second on all heaps.
   void create_events_ahead() noexcept;
   void after_synchronization() noexcept;
   // Gives idle memory of all heaps back for a caller that was refused `bytes` (0: unknown), and if there is none, that

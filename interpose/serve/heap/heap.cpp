@@ -130,13 +130,13 @@ void Heap::release_all(bool context_lives) noexcept {
 // --- streams and peers ---
 
 void Heap::stream_destroyed(CUstream stream) noexcept {
-  create_events_ahead();
   std::optional<StreamOrder::EventAtFree> event;
   {
     const CompletingLock lock(*this);
     event = order_.prepare_destruction(stream);
   }
   if (!event) return;
+  create_events_ahead();
   order_.find_idle_or_record(*event);
   const CompletingLock lock(*this);
   order_.stream_destroyed(*event);
@@ -145,8 +145,8 @@ void Heap::stream_destroyed(CUstream stream) noexcept {
 void Heap::create_events_ahead() noexcept {
   std::size_t missing = 0;
   {
-    const PlainLock lock(mutex_);
-    missing = order_.missing_events();
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (lock.owns_lock()) missing = order_.missing_events();
   }
   const ContextScope scope(driver_, context_);
   if (missing == 0 || !scope.ok()) return;
