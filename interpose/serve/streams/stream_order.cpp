@@ -558,8 +558,11 @@ void StreamOrder::find_idle_or_record(EventAtFree& event) noexcept {
 
 void StreamOrder::stream_destroyed(const EventAtFree& event) noexcept {
   if (closed_) return;
+  const Stream& ending = streams_[event.stream];
+  const bool reclaimed = !ending.alive || ending.key != event.key;  // meanwhile, so all its frees are complete
+  if ((reclaimed || event.complete) && event.event != nullptr) unused_.put(event.event);
+  if (reclaimed) return;
   if (event.complete) {
-    if (event.event != nullptr) unused_.put(event.event);
     if (last_free(event.stream) == event.after) clocks_.mark_complete(event.stream, event.after);
   } else {
     // The event must follow all work of the stream, also work after its latest free: ranges that it was served may yet

@@ -703,6 +703,23 @@ TEST_CASE("more streams than ordinals: those of idle streams are assigned again,
   REQUIRE(f.driver.is_ordered(f.s, again));
 }
 
+TEST_CASE("the end of a stream is not that of another one that has got its ordinal meanwhile", "[serve][order]") {
+  Fixture f;
+  std::vector<StreamKey> keys;
+  for (int i = 0; i < kMaxStreams; ++i) {
+    keys.push_back({f.driver.new_stream(), 0});
+    f.use_and_free(f.page, keys.back());
+  }
+  const StreamKey ending = keys[stalloc::serve::StreamClock::kStreams];  // the first one without a clock
+  const auto event = f.order.prepare_destruction(ending.handle);
+  REQUIRE(event);
+  f.driver.finish_all_work();
+  const StreamOrdinal ordinal = f.order.ordinal(f.s);
+  REQUIRE(ordinal == event->stream);
+  f.order.stream_destroyed(*event);
+  REQUIRE(f.order.ordinal(f.s) == ordinal);
+}
+
 TEST_CASE("a stream does not inherit the waits of the last owner of its ordinal", "[serve][order]") {
   Fixture f;
   const Moment freed = f.use_and_free(f.page, f.t);
