@@ -8,9 +8,11 @@
 //      table and the figures, and calls `make_reusable`. That marks the bytes with the stream and the number of the
 //      free (`StreamOrder::mark_freed`) and adds them to the free bytes of the plan (`Planned::release`) or of the
 //      dynamic sub-allocator (`Dynamic::add_free`, `Dynamic::free`).
-//   4. If other streams cannot be ordered after the stream, `free_after_event` records an event, and
+//   4. If the free is to have an event (`wants_event`), the lock is released after the block was removed, while the
+//      event is recorded (`record_event`). Nothing else can find or use the block meanwhile.
+//   5. If other streams cannot be ordered after the stream, `free_after_event` records an event, and
 //      `collect_pending_frees` calls `make_reusable` when the event has completed. `free_when_complete` always does so.
-//   5. `free_with_user` does what `free_slow_path` does, and then marks the bytes with both streams
+//   6. `free_with_user` does what `free_slow_path` does, and then marks the bytes with both streams
 //      (`StreamOrder::mark_also_used`).
 //
 // `free_sync` waits for the context without the lock (`FreeFence::wait`). The bytes are then free for every stream, and
@@ -166,7 +168,7 @@ CUresult Heap::free_with_user(CUdeviceptr address, StreamKey stream, StreamKey u
   if (ordinal == kNoStream || user_ordinal == kNoStream || ordinal == user_ordinal) return CUDA_ERROR_NOT_SUPPORTED;
   LiveEntry entry;
   if (!remove_live(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
-  // An event is recorded on `user` only: the thread works on that stream, and `stream` may be full.
+  // An event is recorded on `user` only, as PyTorch's own allocator does: the queue of `stream` may be full.
   const bool has_event = wants_event(entry, user_ordinal);
   const auto event = has_event ? record_event(lock, user_ordinal) : StreamOrder::EventAtFree{};
   const StreamOrder::HandOver at_free(order_, event);

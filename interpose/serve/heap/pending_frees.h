@@ -24,7 +24,7 @@ namespace stalloc::serve {
 // since its events complete in order: a slow stream does not delay what was freed on other streams.
 //
 // Not thread-safe: the heap's lock protects it, except for `record_event` and `program_synchronized`, which need no
-// lock. Only `add` throws. Nothing waits.
+// lock. Only `add` throws. Nothing waits, but `record_event` may wait for room in the queue of its stream.
 class PendingFrees {
  public:
   struct Free {
