@@ -21,7 +21,8 @@ import time
 import workloads
 
 SAID_OF_EXHAUSTION = ("out of memory", "OutOfMemory", "RESOURCE_EXHAUSTED", "ALLOC_FAILED")
-FIGURES = ("live_peak", "physical_peak", "mapping_calls_at_start", "mapping_calls_after_start", "mapping_ns_after_start")
+FIGURES = ("live_peak", "physical_peak", "mapping_calls_at_start", "mapping_calls_after_start", "mapping_ns_after_start",
+           "planned_requests", "dynamic_requests", "refused_slots", "spare_slots", "resynchronizations", "grows", "stitches")
 
 
 class Device:
