@@ -3,10 +3,10 @@
 
 #include <fmt/format.h>
 
-#include "tools/stalloc-plan/comparison.h"
 #include "tools/stalloc-plan/json.h"
 #include "tools/stalloc-plan/output.h"
 #include "tools/stalloc-plan/progress.h"
+#include "tools/stalloc-plan/simulated_allocators.h"
 #include "tools/stalloc-plan/summary.h"
 #include "tools/stalloc-plan/text.h"
 

@@ -8,8 +8,8 @@
 
 #include "plan/plan.h"
 #include "plan/problem.h"
-#include "tools/stalloc-plan/comparison.h"
 #include "tools/stalloc-plan/json.h"
+#include "tools/stalloc-plan/simulated_allocators.h"
 
 namespace stalloc::tool {
 

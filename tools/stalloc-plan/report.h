@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "plan/simulate/native_peak.h"
-#include "tools/stalloc-plan/comparison.h"
 #include "tools/stalloc-plan/curves.h"
 #include "tools/stalloc-plan/input.h"
+#include "tools/stalloc-plan/simulated_allocators.h"
 
 namespace stalloc::tool {
 

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 namespace stalloc::serve {
 
@@ -19,37 +18,6 @@ struct FreeEvent {
   bool at_free = false;
 
   [[nodiscard]] bool is_exactly_after(std::uint64_t free) const noexcept { return at_free && covers == free; }
-};
-
-// Events that were created and are not in use. Not thread-safe.
-class UnusedEvents {
- public:
-  [[nodiscard]] std::size_t size() const noexcept { return events_.size(); }
-  // Makes room for more events. Throws std::bad_alloc.
-  void grow(std::size_t more) {
-    events_.reserve(capacity_ + more);
-    capacity_ += more;
-  }
-  // Pre: there is room.
-  void put(CUevent event) noexcept { events_.push_back(event); }
-  // Null: there is none.
-  CUevent take() noexcept {
-    if (events_.empty()) return nullptr;
-    const CUevent event = events_.back();
-    events_.pop_back();
-    return event;
-  }
-
-  // The same for an event that will not be put back, so its room goes, too.
-  CUevent remove() noexcept {
-    const CUevent event = take();
-    if (event != nullptr) --capacity_;
-    return event;
-  }
-
- private:
-  std::vector<CUevent> events_;
-  std::size_t capacity_ = 0;  // how many there would be if none were in use
 };
 
 // The events of one stream, in the order of their numbers. It owns no event: StreamOrder creates and destroys them. Not

@@ -19,6 +19,7 @@
 #include "interpose/serve/streams/free_marks.h"
 #include "interpose/serve/streams/shared_frees.h"
 #include "interpose/serve/streams/stream_clocks.h"
+#include "interpose/serve/streams/unused_events.h"
 
 namespace stalloc::serve {
 

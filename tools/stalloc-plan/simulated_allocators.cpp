@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/stalloc-plan/comparison.h"
+#include "tools/stalloc-plan/simulated_allocators.h"
 
 #include "plan/planner.h"
 #include "plan/steps/late_frees.h"

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Events that were created ahead, or are not needed any more.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <vector>
+
+namespace stalloc::serve {
+
+// Owns no event: StreamOrder creates and destroys them. Not thread-safe: the heap's lock protects it.
+class UnusedEvents {
+ public:
+  [[nodiscard]] std::size_t size() const noexcept { return events_.size(); }
+  // Makes room for more events. Throws std::bad_alloc.
+  void grow(std::size_t more) {
+    events_.reserve(capacity_ + more);
+    capacity_ += more;
+  }
+  // Pre: there is room.
+  void put(CUevent event) noexcept { events_.push_back(event); }
+  // Null: there is none.
+  CUevent take() noexcept {
+    if (events_.empty()) return nullptr;
+    const CUevent event = events_.back();
+    events_.pop_back();
+    return event;
+  }
+
+  // The same for an event that will not be put back, so its room goes, too.
+  CUevent remove() noexcept {
+    const CUevent event = take();
+    if (event != nullptr) --capacity_;
+    return event;
+  }
+
+ private:
+  std::vector<CUevent> events_;
+  std::size_t capacity_ = 0;  // how many there would be if none were in use
+};
+
+}  // namespace stalloc::serve
