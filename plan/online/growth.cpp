@@ -15,7 +15,8 @@ std::vector<std::uint64_t> new_handle_sizes(const OnlinePolicy& policy, const Gr
   const std::uint64_t by_held = std::min(held / policy.held_per_handle, by_room);
   const std::uint64_t fine = std::max({by_held, growth.request / policy.handles_per_request, page});
   const std::uint64_t by_most = growth.most_held / policy.held_per_coarse_handle * growth.bound;
-  const std::uint64_t coarse = std::min({fine * growth.coarseness, by_most, by_room});
+  const std::uint64_t bound = std::max(by_most, growth.request / policy.handles_per_coarse_request);
+  const std::uint64_t coarse = std::min({fine * growth.coarseness, bound, by_room});
   std::uint64_t bytes = std::bit_floor(std::max(fine, coarse));
   std::vector<std::uint64_t> handles;
   for (std::uint64_t left = need; left > 0; left -= bytes) {

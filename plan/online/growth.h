@@ -30,9 +30,10 @@ struct Growth {
 // available. Sizes are powers of two, and the remainder is made of smaller handles: what is left of a handle beside one
 // request is then more often what another one needs.
 //
-// Where mapping has exceeded its budget, handles are larger, up to a share of what was held. Where the device is nearly
-// full, lost memory limits what a program can do, so handles are small there, except for large requests. This does not
-// apply once stitching is overdrawn, since small handles would make such a program only slower.
+// Where mapping has exceeded its budget, handles are larger, up to a share of what was held or of the request, if that
+// is more: a request of hundreds of handles takes long to map, and loses little in a few larger ones. Where the device
+// is nearly full, lost memory limits what a program can do, so handles are small there, except for large requests. This
+// does not apply once stitching is overdrawn, since small handles would make such a program only slower.
 std::vector<std::uint64_t> new_handle_sizes(const OnlinePolicy& policy, const Growth& growth, std::uint64_t page);
 
 }  // namespace stalloc::plan

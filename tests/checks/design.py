@@ -67,6 +67,7 @@ def of_numbers(source, text):
             f"Requests of up to {n['small_bytes'] >> 20} MiB keep to single-page handles",
             f"{100 // n['elapsed_per_mapping']} % of the time that passes",
             f"up to {n['coarsest']} times and to 1/{n['held_per_coarse_handle']} of the most that was ever held;",
+            f"and is 1/{n['handles_per_coarse_request']} of the request where that is more",
             f"They are {n['coarsest']} times as large, too, once 1/{n['coarsest']} of the most",
             f"would be stitched of at least {n['handles_per_exchanged']} times as many handles as it would get",
             f"up to 1/{n['held_per_slack']} of what is held when",

@@ -105,6 +105,20 @@ TEST_CASE("where mapping has cost more than it may, handles are larger, up to a 
   REQUIRE(sizes_of(16, 256 * kPage) == Sizes(4, 4 * kPage));
 }
 
+TEST_CASE("where mapping has cost more than it may, a large request has handles of its own size") {
+  const auto largest_of = [](std::uint64_t request, std::uint64_t missing, std::uint64_t coarseness) {
+    const Growth growth{.missing = missing, .request = request, .most_held = 4096 * kPage, .coarseness = coarseness};
+    return new_handle_sizes(kSizes, growth, kPage).front();
+  };
+  OnlinePolicy policy = kSizes;
+  REQUIRE(policy.handles_per_coarse_request == 32);
+  REQUIRE(largest_of(128 * kPage, 128 * kPage, 1) == kPage);
+  REQUIRE(largest_of(128 * kPage, 128 * kPage, 16) == 4 * kPage);  // 1/1024 of the most that was held
+  REQUIRE(largest_of(512 * kPage, 512 * kPage, 16) == 16 * kPage);
+  REQUIRE(largest_of(512 * kPage, 10 * kPage, 16) == 8 * kPage);  // no more than is missing
+  REQUIRE(largest_of(512 * kPage, 512 * kPage, 2) == 8 * kPage);  // twice as large as usual
+}
+
 TEST_CASE("where little room is left, handles are small, unless stitching has cost more than mapping may") {
   const auto largest_of = [](std::uint64_t room, std::uint64_t coarseness, bool stitching_overdrawn = false) {
     const Growth growth{.missing = 1000 * kPage,

@@ -40,9 +40,10 @@ FREE = ("a path", "a folder")
 SWITCH = ("on", "off", "1", "0", "true", "false", "yes", "no")
 # The parameters of STALLOC_POLICY (plan/online/online_policy.def; a test compares), and those of them that may be 0.
 POLICY = ("small_bytes", "smallest_stitched", "held_per_handle", "room_per_handle", "handles_per_request", "held_per_small",
-          "elapsed_per_mapping", "mapping_allowance", "coarsest", "held_per_coarse_handle", "handles_per_exchanged",
-          "held_per_slack", "elapsed_per_stitching", "compared_pages", "compared_fits", "searched_views",
-          "handles_per_repaired", "kept_views", "deferred_free_bytes", "planned_repetitions", "held_per_step_plan")
+          "elapsed_per_mapping", "mapping_allowance", "coarsest", "held_per_coarse_handle", "handles_per_coarse_request",
+          "handles_per_exchanged", "held_per_slack", "elapsed_per_stitching", "compared_pages", "compared_fits",
+          "searched_views", "handles_per_repaired", "kept_views", "deferred_free_bytes", "planned_repetitions",
+          "held_per_step_plan")
 MAY_BE_0 = ("small_bytes", "held_per_small", "searched_views", "kept_views", "deferred_free_bytes")
 MOST = 1 << 63  # of a parameter of STALLOC_POLICY
 MOST_BYTES = (1 << 64) - 1
