@@ -4,16 +4,19 @@
 
 import json
 import os
+import pathlib
 import re
 import subprocess
 import sys
+import tempfile
+from unittest import mock
 
 import bench
 from bench import HOST, LIBRARY, SOURCE, CommandTest
 
 import stalloc  # noqa: E402  (bench puts it on the path)
 from stalloc.checkup import settings  # noqa: E402
-from stalloc import environment  # noqa: E402
+from stalloc import environment, templates  # noqa: E402
 
 
 class Env(CommandTest):
@@ -96,6 +99,20 @@ class Preload(bench.unittest.TestCase):
         mine = "/x/libstalloc_interpose.so"
         self.assertEqual(environment.with_preload(f"{mine}:b.so", mine), (f"{mine}:b.so", False))
         self.assertEqual(environment.with_preload(f"libstalloc_interpose.so:b.so:{mine}", mine), (f"b.so:{mine}", True))
+
+
+class Names(bench.unittest.TestCase):
+    def test_a_host_whose_name_has_dots(self):
+        """The rank comes before the last dot of the whole name (interpose/base/process.cpp), be it one of the host's."""
+        with tempfile.TemporaryDirectory() as folder, mock.patch("socket.gethostname", return_value="node1.cluster.local"):
+            for name in ("trace-%h", "trace.%h", "%h", "%h.fb", "%h.%r.fb", "%%h.%h", "100%%.%h"):
+                template = os.path.join(folder, name)
+                path = templates.expanded(template, "3")
+                pathlib.Path(path).touch()
+                self.assertEqual(templates.matching(template), {path: ("3",)}, name)
+                self.assertTrue(templates.may_name(template, templates.expanded(template, "4")), name)
+                self.assertFalse(templates.may_name(template, os.path.join(folder, "other")), name)
+                os.remove(path)
 
 
 class Documentation(bench.unittest.TestCase):

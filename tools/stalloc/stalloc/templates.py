@@ -66,8 +66,11 @@ def is_same(path, other):
 
 
 def file_pattern(template):
-    """A pattern of the names, without their folders, that the library makes of a template."""
-    stem, extension = os.path.splitext(os.path.basename(template))
+    """A pattern of the names, without their folders, that the library makes of a template. A rank or a process id that the
+    template does not name comes before the extension of the name with the host in it, whose own name may have dots."""
+    hosted = re.sub("%[h%]", lambda match: literal(socket.gethostname() if match[0] == "%h" else "%"),
+                    os.path.basename(template))
+    stem, extension = os.path.splitext(hosted)
     return pattern(stem) + r"((?:\.\d+)*)" + pattern(extension)
 
 
