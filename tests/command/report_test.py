@@ -181,7 +181,7 @@ class Symbols(CommandTest):
         from stalloc import symbols
         content = HOST.read_bytes()
         for at, damaged in enumerate((b"", b"\x7fELF", content[:200], content[:0x28] + b"\xff" * 24 + content[0x40:],
-                                      content[:len(content) // 2])):
+                                      content[:len(content) // 2], content[:0x28] + b"\xff" * 8 + content[0x30:])):
             path = self.folder / f"damaged{at}"
             path.write_bytes(damaged)
             try:

@@ -26,7 +26,7 @@ class Library:
         try:
             with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 self.functions = sorted(set(functions(content)))
-        except (OSError, ValueError, struct.error) as error:
+        except (OSError, ValueError, OverflowError, struct.error) as error:
             raise Unreadable(path) from error
         self.starts = [start for start, _, _ in self.functions]
 
