@@ -91,6 +91,12 @@ class Export(CommandTest):
         self.assertEqual(described["recorded"], {"live_bytes": peak, "held_bytes": peak})
         self.assertEqual(described["older_blocks"], 0)
 
+    def test_a_device_that_no_machine_has(self):
+        from stalloc import events, snapshot_writer
+        devices = [{"device": device, "total_bytes": 1 << 30} for device in (0, 1 << 20)]
+        recorded = {"start_unix_ns": 0, "devices": devices, "events": {name: [] for name in events.Event._fields}}
+        self.assertEqual(snapshot_writer.snapshot(recorded, [], {}), {"segments": [], "device_traces": [[]]})
+
     def test_the_viewer_of_pytorch_org_knows_its_operations(self):
         self.run_command("record", "--", HOST)
         self.snapshot("trace.fb")

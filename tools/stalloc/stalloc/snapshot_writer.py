@@ -11,6 +11,7 @@ from stalloc import events
 
 PROTOCOL = 4  # the newest that pytorch.org/memory_viz reads
 UNIT = 512  # bytes to which PyTorch rounds blocks up
+MOST_DEVICES = 1 << 16  # that events can be of (schemas/trace.fbs: Event.device)
 
 
 def write(recorded, named, stacks, file):
@@ -37,7 +38,8 @@ def snapshot(recorded, named, stacks):
     frames = frames_of(named, stacks)
     start_us = recorded["start_unix_ns"] // 1000
     sizes = {device["device"]: device["total_bytes"] for device in recorded["devices"]}
-    traces, live, held = {device: [] for device in sizes}, {}, {}
+    # The list of histories is as long as the largest device's number says, and a damaged trace may describe any device.
+    traces, live, held = {device: [] for device in sizes if device < MOST_DEVICES}, {}, {}
     for event, allocation in events.paired(recorded):
         trace = traces.setdefault(event.device if allocation is None else allocation.device, [])
         own = frames.get(event.stack, [])
