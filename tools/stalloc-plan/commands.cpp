@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <optional>
 #include <system_error>
+#include <utility>
 #include <variant>
 
 #include "plan/files/plan_file.h"
@@ -110,7 +111,7 @@ int run(const PlanCommand& command) {
     if (source.ok() && !of_one_rank) planned = plan_source(source.value, command.options, &progress);
   }
   if (!source.ok()) return fail(source.error);
-  if (of_one_rank) return plan_ranks(command);
+  if (of_one_rank) return plan_ranks(command, std::move(source.value));
   if (!planned.ok()) return fail(input + ": " + planned.error);
   Summary& summary = planned.value.summary;
   if (!command.output.empty()) {

@@ -51,12 +51,23 @@ void in_parallel(std::size_t count, const std::function<void(std::size_t)>& work
   run();
 }
 
+// True for an input that gives the same bytes whenever it is read. A pipe gives its bytes only once.
+bool can_be_read_again(const std::string& input) {
+  struct stat info {};
+  return ::stat(input.c_str(), &info) == 0 && S_ISREG(info.st_mode);
+}
+
 // Plans all inputs of one command. Each input is read twice: to hash its requests, and to plan it or to check the plan
-// that it shares with an equal input.
+// that it shares with an equal input. What cannot be read again is kept.
 class RankPlanner {
  public:
-  explicit RankPlanner(const PlanCommand& command)
-      : command_(command), hashes_(command.inputs.size()), plans_(command.inputs.size()) {
+  // `only`: what is in the only input, if it was read already.
+  RankPlanner(const PlanCommand& command, std::optional<Source> only)
+      : command_(command),
+        sources_(command.inputs.size()),
+        hashes_(command.inputs.size()),
+        plans_(command.inputs.size()) {
+    if (only) sources_.front() = std::move(only);
     progress_.begin(fmt::format("planning {} traces", command.inputs.size()));
     for (const std::string& input : command.inputs) {
       RankResult& rank = result_.ranks.emplace_back();
@@ -77,10 +88,12 @@ class RankPlanner {
     find_equal();
     // Inputs that share a plan come after the one that makes it.
     for_all([this](std::size_t i) {
-      if (result_.ranks[i].same_as == RankResult::kItself) make_plan(i);
+      if (result_.ranks[i].same_as != RankResult::kItself) return;
+      if (const auto source = take_source(i)) make_plan(i, *source);
     });
     for_all([this](std::size_t i) {
-      if (result_.ranks[i].same_as != RankResult::kItself) share_plan(i);
+      if (result_.ranks[i].same_as == RankResult::kItself) return;
+      if (const auto source = take_source(i)) share_plan(i, *source);
     });
     result_.seconds = seconds_since(start_);
     return std::move(result_);
@@ -114,22 +127,30 @@ class RankPlanner {
   // Shows progress. There are two steps for each input.
   void step() { progress_.at(static_cast<double>(++steps_) / static_cast<double>(2 * hashes_.size())); }
 
-  // Reads an input to hash its problems. The input is not kept, since many ranks need not fit into memory at once.
+  // Returns what is in an input, which is read unless it was kept; nothing after an error, which the rank then has.
+  std::optional<Source> take_source(std::size_t i) {
+    if (sources_[i]) return std::exchange(sources_[i], std::nullopt);
+    auto read = read_source(result_.ranks[i].input, command_.read);
+    if (read.ok()) return std::move(read.value);
+    result_.ranks[i].error = read.error;
+    return std::nullopt;
+  }
+
+  // Reads an input to hash its problems. An input that can be read again is not kept, since many ranks need not fit
+  // into memory at once.
   void read_rank(std::size_t i) {
     RankResult& rank = result_.ranks[i];
-    const auto source = read_source(rank.input, command_.read);
+    auto source = take_source(i);
     step();
-    if (!source.ok()) {
-      rank.error = source.error;
-      return;
-    }
-    rank.recorded_rank = recorded_rank(source.value);
+    if (!source) return;
+    rank.recorded_rank = recorded_rank(*source);
     if (!rank.recorded_rank.empty()) rank.rank = rank.recorded_rank;
-    rank.recorded = source.value.recorded;
-    for (const plan::Problem& problem : source.value.lifetimes.devices) {
+    rank.recorded = source->recorded;
+    for (const plan::Problem& problem : source->lifetimes.devices) {
       hashes_[i].push_back(plan::content_hash(problem));
       rank.requests += problem.requests.size();
     }
+    if (!can_be_read_again(rank.input)) sources_[i] = std::move(source);
   }
 
   // Finds the inputs whose requests are those of an earlier one.
@@ -142,17 +163,12 @@ class RankPlanner {
     }
   }
 
-  void make_plan(std::size_t i) {
+  void make_plan(std::size_t i, const Source& source) {
     RankResult& rank = result_.ranks[i];
-    const auto source = read_source(rank.input, command_.read);
-    if (!source.ok()) {
-      rank.error = source.error;
-      return;
-    }
-    auto planned = plan_source(source.value, command_.options, nullptr);
+    auto planned = plan_source(source, command_.options, nullptr);
     if (planned.ok()) {
       plans_[i] = std::move(planned.value.plan);
-      for (const plan::DevicePlan& device : plans_[i]->devices) add_savings(source.value, device, rank);
+      for (const plan::DevicePlan& device : plans_[i]->devices) add_savings(source, device, rank);
       finish(i, *plans_[i]);
     } else {
       rank.error = rank.input + ": " + planned.error;
@@ -161,22 +177,17 @@ class RankPlanner {
   }
 
   // Uses the plan of the equal rank for the devices of this one, if the checker accepts it; otherwise makes another.
-  void share_plan(std::size_t i) {
+  void share_plan(std::size_t i, const Source& source) {
     RankResult& rank = result_.ranks[i];
-    const auto source = read_source(rank.input, command_.read);
-    if (!source.ok()) {
-      rank.error = source.error;
-      return;
-    }
     if (const auto& made = plans_[rank.same_as]) {
       plan::Plan plan = *made;
-      plan.source = source.value.name;
-      plan.source_checksum = source.value.checksum;
-      const auto& devices = source.value.lifetimes.devices;
+      plan.source = source.name;
+      plan.source_checksum = source.checksum;
+      const auto& devices = source.lifetimes.devices;
       for (std::size_t d = 0; d < devices.size() && d < plan.devices.size(); ++d) {
         plan.devices[d].device = devices[d].device;
       }
-      if (find_fault(source.value, plan).empty()) {
+      if (find_fault(source, plan).empty()) {
         rank.held_bytes = result_.ranks[rank.same_as].held_bytes;
         rank.native_bytes = result_.ranks[rank.same_as].native_bytes;
         finish(i, plan);
@@ -185,7 +196,7 @@ class RankPlanner {
       }
     }
     rank.same_as = RankResult::kItself;
-    make_plan(i);
+    make_plan(i, source);
   }
 
   // Adds what stalloc and PyTorch would hold on the device of a plan.
@@ -217,6 +228,7 @@ class RankPlanner {
   const PlanCommand& command_;
   const Clock::time_point start_ = Clock::now();
   RanksResult result_;
+  std::vector<std::optional<Source>> sources_;      // what was read of each input and is kept
   std::vector<std::vector<std::uint64_t>> hashes_;  // of each input's devices
   std::vector<std::optional<plan::Plan>> plans_;    // of ranks that share no other rank's plan
   std::atomic<std::size_t> steps_{0};
@@ -277,8 +289,8 @@ std::string recorded_rank(const Source& source) {
   return is_rank(recorded) ? recorded : "";
 }
 
-int plan_ranks(const PlanCommand& command) {
-  RankPlanner planner(command);
+int plan_ranks(const PlanCommand& command, std::optional<Source> only) {
+  RankPlanner planner(command, std::move(only));
   const std::vector<RankResult>& ranks = planner.read_ranks();
   Folder folder(command.output);
   if (!command.output.empty()) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,8 +48,8 @@ std::string recorded_rank(const Source& source);
 
 // Plans every input, in parallel, into the folder `command.output` (made if needed; empty: nothing is written). Ranks
 // with the same requests share a plan, which is checked against each of them. An input that fails does not stop the
-// others. Prints the summary, and returns the exit code.
-int plan_ranks(const PlanCommand& command);
+// others. Prints the summary, and returns the exit code. `only`: what is in the only input, if it was read already.
+int plan_ranks(const PlanCommand& command, std::optional<Source> only = std::nullopt);
 
 // The table of all ranks for people, and the same as JSON (docs/formats.md).
 std::string ranks_text(const RanksResult& result);

@@ -106,6 +106,13 @@ if grep -qF "like 0" out; then
   failed=1
 fi
 expect 0 0 check loop.fb one/plan.3.fb
+# Pipes, which can be read only once: several, and one into a folder.
+cat rank_2.fb | { cat rank_0.fb | $TEST_EMULATOR "$tool" /dev/stdin /dev/fd/3 rank_1.fb -o piped >out 2>err; } 3<&0
+says out "3 of 3 ranks planned"
+for rank in 0 1 2; do expect 0 0 check rank_$rank.fb piped/plan.$rank.fb; done
+cat rank_0.fb | $TEST_EMULATOR "$tool" /dev/stdin -o piped_alone >out 2>err
+says out "1 of 1 ranks planned"
+expect 0 0 check rank_0.fb piped_alone/plan.0.fb
 echo nothing >trace.3.fb
 expect 1 1 rank_0.fb trace.3.fb rank_2.fb -o others
 says err "trace.3.fb"
