@@ -164,6 +164,10 @@ class Report(CommandTest):
         self.assertTrue(any("functional.py" in frame for frame in report["frames"]))
         self.assertIn("cross_entropy", self.run_command("report", path, "--text").stdout)
 
+    def test_a_run_without_requests(self):
+        (self.folder / "none.csv").write_text("id,lower,upper,size\n")
+        self.assertIn("\nThere are no requests.\n", self.run_command("report", "none.csv", "--text").stdout)
+
 
 class Symbols(CommandTest):
     def test_functions_have_names(self):

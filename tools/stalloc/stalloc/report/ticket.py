@@ -65,7 +65,8 @@ def room_text(row):
 def peak_lines(report, device):
     peak = device["native_peak"]
     if peak["request"] is None:
-        return ["There are no requests."]
+        yield "There are no requests."
+        return
     all_requests = len(device["all_requests"]["size"])
     asked = device["all_requests"]["size"][peak["request"]]
     yield wrapped(f"PyTorch's native allocator at its peak (request {peak['request']} of {all_requests}, for "
