@@ -167,6 +167,8 @@ class Report(CommandTest):
     def test_a_run_without_requests(self):
         (self.folder / "none.csv").write_text("id,lower,upper,size\n")
         self.assertIn("\nThere are no requests.\n", self.run_command("report", "none.csv", "--text").stdout)
+        from stalloc.report import ticket
+        self.assertEqual(ticket.text({"source": "none.fb", "devices": []}), "stalloc report of none.fb: no requests\n")
 
 
 class Symbols(CommandTest):

@@ -20,6 +20,8 @@ MOST_FRAMES = 6
 
 
 def text(report):
+    if not report["devices"]:
+        return f"stalloc report of {printable(report['source'])}: no requests\n"
     return "\n\n".join("\n".join(of_device(report, device)) for device in report["devices"]) + "\n"
 
 
