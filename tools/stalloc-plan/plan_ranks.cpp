@@ -22,6 +22,7 @@
 #include "plan/simulate/simulate.h"
 #include "tools/stalloc-plan/output.h"
 #include "tools/stalloc-plan/progress.h"
+#include "tools/stalloc-plan/summary.h"
 #include "tools/stalloc-plan/text.h"
 
 namespace stalloc::tool {
@@ -146,6 +147,8 @@ class RankPlanner {
     rank.recorded_rank = recorded_rank(*source);
     if (!rank.recorded_rank.empty()) rank.rank = rank.recorded_rank;
     rank.recorded = source->recorded;
+    rank.closed = !source->recorded || source->trace.closed;
+    rank.notes = notes_on(*source);
     for (const plan::Problem& problem : source->lifetimes.devices) {
       hashes_[i].push_back(plan::content_hash(problem));
       rank.requests += problem.requests.size();

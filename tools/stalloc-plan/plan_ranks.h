@@ -17,12 +17,14 @@ struct RankResult {
   static constexpr std::size_t kItself = static_cast<std::size_t>(-1);
 
   std::string input;
-  std::string rank;               // as recorded, else the number in the file's name, else the file's name
-  std::string recorded_rank;      // by the launcher's variables; empty: none
-  bool recorded = false;          // the input is a trace
-  std::string written;            // path of the plan; empty: not written
-  std::string error;              // empty: planned
-  std::size_t same_as = kItself;  // index of the input whose plan this one shares
+  std::string rank;                // as recorded, else the number in the file's name, else the file's name
+  std::string recorded_rank;       // by the launcher's variables; empty: none
+  bool recorded = false;           // the input is a trace
+  bool closed = true;              // it is no trace that lacks its end
+  std::vector<std::string> notes;  // remarks on the trace (notes_on)
+  std::string written;             // path of the plan; empty: not written
+  std::string error;               // empty: planned
+  std::size_t same_as = kItself;   // index of the input whose plan this one shares
   std::uint64_t requests = 0;
   std::uint64_t peak_live_bytes = 0;
   std::uint64_t physical_bytes = 0;  // of the plan

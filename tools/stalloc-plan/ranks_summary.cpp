@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <utility>
 
 #include "tools/stalloc-plan/json.h"
 #include "tools/stalloc-plan/plan_ranks.h"
@@ -94,6 +95,23 @@ std::string repeated_text(const RanksResult& result) {
   return text;
 }
 
+// The remarks on the traces, each with the ranks of which it is true.
+std::string traces_text(const RanksResult& result) {
+  std::vector<std::pair<std::string, std::vector<std::string>>> notes;
+  for (const RankResult& rank : result.ranks) {
+    for (const std::string& note : rank.notes) {
+      auto at = std::find_if(notes.begin(), notes.end(), [&note](const auto& other) { return other.first == note; });
+      if (at == notes.end()) at = notes.insert(at, {note, {}});
+      at->second.push_back(printable(rank.rank));
+    }
+  }
+  std::string text;
+  for (const auto& [note, names] : notes) {
+    text += fmt::format("note: rank{} {}: {}\n", names.size() == 1 ? "" : "s", list_text(names), note);
+  }
+  return text;
+}
+
 // Notes traces without a rank, whose plans `stalloc run --plan FOLDER` does not find.
 std::string unranked_text(const RanksResult& result) {
   std::string text;
@@ -148,6 +166,7 @@ std::string ranks_text(const RanksResult& result) {
                         bytes_text(totals.worst->physical_bytes - totals.worst->peak_live_bytes));
   }
   text += groups_text(result);
+  text += traces_text(result);
   text += repeated_text(result);
   text += unranked_text(result);
   text += fmt::format("{} of {} ranks planned in {:.3f} s{}\n", totals.planned, result.ranks.size(), result.seconds,
@@ -192,6 +211,7 @@ std::string ranks_json(const RanksResult& result) {
       json.member("source", rank.input);
       json.member("plan", text_or_null(rank.written));
       json.member("error", text_or_null(rank.error));
+      json.member("closed", rank.closed);
       json.member("same_as", itself ? std::nullopt : std::optional(result.ranks[rank.same_as].rank));
       write_bytes(json, rank);
       json.member("stitched_views", rank.stitched_views);

@@ -123,33 +123,38 @@ void write_device(JsonWriter& json, const plan::PlannedDevice& device) {
   }
 }
 
-// Remarks on the trace for the reader of the plan.
-std::string notes_text(const Source& source) {
-  std::string text = left_out_text(source);
-  const bool is_whole = source.recorded && text.empty();
-  if (is_whole && source.trace.limit_reached) {
-    text += "  note: the trace ends where it had reached its largest size (STALLOC_TRACE_LIMIT); the process went on\n";
-  } else if (is_whole && !source.trace.closed) {
-    text += "  note: the recorded process was killed, or still runs (no closing chunk)\n";
-  }
-  if (source.lifetimes.unknown_frees > 0) {
-    text += fmt::format("  note: {} frees of addresses whose allocation was not recorded\n",
-                        source.lifetimes.unknown_frees);
-  }
-  if (source.lifetimes.lost_frees > 0) {
-    text +=
-        fmt::format("  note: {} addresses were allocated again without a recorded free\n", source.lifetimes.lost_frees);
-  }
-  return text;
+// What was left out of a damaged trace.
+std::string left_out(const trace::Trace& trace) {
+  return fmt::format("{}: the {} whole chunks before it were used, and {} bytes were left out", trace.damage,
+                     trace.chunks, trace.left_out_bytes);
 }
 
 }  // namespace
 
-std::string left_out_text(const Source& source) {
+std::vector<std::string> notes_on(const Source& source) {
+  std::vector<std::string> notes;
   const trace::Trace& trace = source.trace;
-  if (trace.damage.empty()) return {};
-  return fmt::format("  note: {}: the {} whole chunks before it were used, and {} bytes were left out\n", trace.damage,
-                     trace.chunks, trace.left_out_bytes);
+  if (!trace.damage.empty()) {
+    notes.push_back(left_out(trace));
+  } else if (trace.limit_reached) {
+    notes.emplace_back(
+        "the trace ends where it had reached its largest size (STALLOC_TRACE_LIMIT); the process went on");
+  } else if (source.recorded && !trace.closed) {
+    notes.emplace_back("the recorded process was killed, or still runs (no closing chunk)");
+  }
+  if (source.lifetimes.unknown_frees > 0) {
+    notes.push_back(
+        fmt::format("{} frees of addresses whose allocation was not recorded", source.lifetimes.unknown_frees));
+  }
+  if (source.lifetimes.lost_frees > 0) {
+    notes.push_back(
+        fmt::format("{} addresses were allocated again without a recorded free", source.lifetimes.lost_frees));
+  }
+  return notes;
+}
+
+std::string left_out_text(const Source& source) {
+  return source.trace.damage.empty() ? "" : fmt::format("  note: {}\n", left_out(source.trace));
 }
 
 double utilization(std::uint64_t live, std::uint64_t physical) {
@@ -173,7 +178,7 @@ std::string summary_text(const Summary& summary) {
   if (summary.devices.empty()) text += fmt::format("{}: no requests\n", printable(summary.source->name));
   text += fmt::format("  {:<14}{:.3f} s planning, {:.3f} s checking: sound\n", "time", summary.plan_seconds,
                       summary.check_seconds);
-  text += notes_text(*summary.source);
+  for (const std::string& note : notes_on(*summary.source)) text += fmt::format("  note: {}\n", note);
   if (!summary.written.empty()) text += fmt::format("written to {}\n", printable(summary.written));
   return text;
 }

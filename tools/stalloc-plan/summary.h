@@ -22,6 +22,9 @@ struct Summary {
 std::string summary_text(const Summary& summary);
 std::string summary_json(const Summary& summary);
 
+// Returns remarks on a trace for the reader of its plan, one line each: how it ends, and which frees it lacks.
+std::vector<std::string> notes_on(const Source& source);
+
 // Returns what was left out of a damaged trace, as a line of remarks; empty: nothing was.
 std::string left_out_text(const Source& source);
 

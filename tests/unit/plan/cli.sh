@@ -106,6 +106,14 @@ if grep -qF "like 0" out; then
   failed=1
 fi
 expect 0 0 check loop.fb one/plan.3.fb
+# What the traces of ranks lack is said as for a single one.
+head -c 20000 rank_1.fb >cut_1.fb
+expect 0 0 rank_0.fb cut_1.fb killed.fb --accept-truncated --dry-run
+says out "note: rank 1: the file stops inside chunk 6: the 6 whole chunks before it were used, and "
+says out "note: rank 3: the recorded process was killed, or still runs (no closing chunk)"
+expect 0 0 rank_0.fb cut_1.fb --accept-truncated --summary json
+says out '"rank": "0", "source": "rank_0.fb", "plan": null, "error": null, "closed": true, '
+says out '"rank": "1", "source": "cut_1.fb", "plan": null, "error": null, "closed": false, '
 # Pipes, which can be read only once: several, and one into a folder.
 cat rank_2.fb | { cat rank_0.fb | $TEST_EMULATOR "$tool" /dev/stdin /dev/fd/3 rank_1.fb -o piped >out 2>err; } 3<&0
 says out "3 of 3 ranks planned"
