@@ -7,6 +7,7 @@ import json
 import lzma
 import os
 import pickle
+import random
 import struct
 
 import bench
@@ -165,6 +166,51 @@ class Made(CommandTest):
         rows = (self.folder / "requests.csv").read_text().splitlines()
         self.assertEqual(rows, ["id,lower,upper,size,stream,stack", f"0,0,1,{MIB},0,0", f"1,0,4,{2 * MIB - 100},0,0",
                                 f"2,2,4,{3 * MIB},1,1"])
+
+    def recorded(self, entries, segments=()):
+        """PyTorch's own figures in a snapshot with these entries, each (action, address, bytes), in MiB."""
+        trace = [{"action": action, "addr": address * MIB, "size": size * MIB, "stream": 0, "frames": []}
+                 for action, address, size in entries]
+        left = [{"device": 0, "address": address * MIB, "total_size": size * MIB, "stream": 0, "blocks": []}
+                for address, size in segments]
+        self.write({"segments": left, "device_traces": [trace]})
+        (device,) = json.loads(self.run_command("snapshot", "made.pickle", "--json").stdout)["devices"]
+        return {name: count / MIB for name, count in device["recorded"].items()}
+
+    def test_what_is_older_and_ends_before_the_peak(self):
+        ended = [("free_requested", 100, 10), ("free_completed", 100, 10), ("segment_free", 100, 10)]
+        made = [("segment_alloc", 300, 12), ("alloc", 300, 12)]
+        self.assertEqual(self.recorded(ended + made, [(300, 12)]), {"live_bytes": 12, "held_bytes": 12})
+        self.assertEqual(self.recorded(made + ended, [(300, 12)]), {"live_bytes": 22, "held_bytes": 22})
+        freed = [("free_requested", 300, 12), ("free_completed", 300, 12), ("segment_free", 300, 12)]
+        self.assertEqual(self.recorded(made + freed + ended), {"live_bytes": 22, "held_bytes": 22})
+        self.assertEqual(self.recorded(ended + made[:1] + [("alloc", 300, 4)], [(300, 12)]),
+                         {"live_bytes": 10, "held_bytes": 12})
+
+    def test_parts_of_expandable_segments(self):
+        one = ("alloc", 100, 1)
+        mapped = [("segment_map", 100, 40), one, ("segment_unmap", 120, 20)]
+        self.assertEqual(self.recorded(mapped, [(100, 20)])["held_bytes"], 40)
+        again = [*mapped, ("segment_map", 120, 30), ("segment_unmap", 110, 40)]
+        self.assertEqual(self.recorded(again, [(100, 10)])["held_bytes"], 50)
+        grown = [("segment_map", 120, 20), one]  # of 20 that were there before
+        self.assertEqual(self.recorded(grown, [(100, 40)])["held_bytes"], 40)
+        self.assertEqual(self.recorded([*grown, ("segment_unmap", 110, 20)], [(100, 10), (130, 10)])["held_bytes"], 40)
+
+    def test_ranges_of_addresses(self):
+        from stalloc.snapshot_reader import Ranges
+        ranges, units, choose = Ranges(), set(), random.Random(1)
+        for _ in range(3000):
+            start, size = choose.randrange(60), choose.randrange(20)
+            own = set(range(start, start + size))
+            if choose.random() < 0.5:
+                ranges.add(start, size)
+                units |= own
+            else:
+                self.assertEqual(ranges.remove(start, size), len(units & own))
+                units -= own
+            self.assertEqual(ranges.starts, sorted(ranges.end_of))
+            self.assertEqual([unit for at in ranges.starts for unit in range(at, ranges.end_of[at])], sorted(units))
 
     def test_devices(self):
         alloc = {"action": "alloc", "addr": 4096, "size": 512, "stream": 0, "frames": []}

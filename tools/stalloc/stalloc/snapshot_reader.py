@@ -137,6 +137,40 @@ def refuse_aliases(segments, traces, size):
         raise BadPickle(FOREIGN.format("it has more entries than bytes"))
 
 
+class Ranges:
+    """Ranges of addresses, none of which overlaps another."""
+
+    def __init__(self):
+        self.starts = []  # ascending
+        self.end_of = {}
+
+    def add(self, start, size):
+        self.remove(start, size)
+        if size > 0:
+            bisect.insort(self.starts, start)
+            self.end_of[start] = start + size
+
+    def remove(self, start, size):
+        """Returns how many of these bytes were in ranges."""
+        end, removed = start + size, 0
+        at = bisect.bisect_right(self.starts, start)
+        if at > 0 and self.end_of[self.starts[at - 1]] > start:
+            at -= 1
+        while at < len(self.starts) and self.starts[at] < end:
+            first = self.starts.pop(at)
+            last = self.end_of.pop(first)
+            removed += min(last, end) - max(first, start)
+            if first < start:
+                self.starts.insert(at, first)
+                self.end_of[first] = start
+                at += 1
+            if last > end:
+                self.starts.insert(at, end)
+                self.end_of[end] = last
+                break
+        return removed
+
+
 class Reading:
     """Reads one device's entries in their order. `segments` are those that existed after the last entry."""
 
@@ -144,11 +178,12 @@ class Reading:
         self.history = History()
         self.history.entries = len(entries)
         self.live = {}  # address: the request
+        # What is live and held, less what was so before the history: how much that was is known only at the end.
         self.live_bytes = 0
         self.held = 0
-        self.held_before = 0  # in segments that are older than the history
-        self.live_before = 0
-        self.open_segments = {}
+        self.live_before = 0  # in blocks that are older than the history
+        self.held_before = 0  # in segments that are older
+        self.open_segments = Ranges()  # those that were made in the history
         self.waiting = {}  # by address: requests whose free was asked for while other streams still use them
         for at, entry in enumerate(entries):
             # Entries count from 1, so that blocks that are older than the history come before all others.
@@ -209,28 +244,24 @@ class Reading:
         self.history.older_blocks += 1
         self.history.requests.append(request)
         self.live[address] = request
-        # So far it was never counted, although it existed all the time.
-        self.live_bytes += rounded(size)
         self.live_before += rounded(size)
         return request
 
     def add_segment(self, entry):
         size = size_of(entry.get("size"))
-        self.open_segments[number(entry.get("addr"))] = size
+        self.open_segments.add(number(entry.get("addr")), size)
         self.held += size
         self.history.held_peak = max(self.history.held_peak, self.held)
 
     def remove_segment(self, entry):
-        address, size = number(entry.get("addr")), size_of(entry.get("size"))
-        if self.open_segments.pop(address, None) is None:
-            self.held_before += size
-        else:
-            self.held -= size
+        """Also a part of a segment, or several that grew together, as those of expandable segments are unmapped."""
+        size = size_of(entry.get("size"))
+        self.held -= size
+        self.held_before += size - self.open_segments.remove(number(entry.get("addr")), size)
 
     def end(self, segments, at):
-        pieces = sorted(self.open_segments)
         for segment in segments:
-            self.end_segment(segment, pieces)
+            self.end_segment(segment)
         for request in self.history.requests:
             if request.upper == 0:
                 request.upper = at
@@ -238,12 +269,10 @@ class Reading:
         self.history.live_peak += self.live_before
         self.history.held_peak += self.held_before
 
-    def end_segment(self, segment, pieces):
-        """Finds what is older than the history and still existed at its end. `pieces` are the beginnings of segments
-        that were made in the history, and of the pieces by which expandable segments grew."""
+    def end_segment(self, segment):
+        """Finds what is older than the history and still existed at its end."""
         start, total = number(segment.get("address")), size_of(segment.get("total_size"))
-        if bisect.bisect_left(pieces, start) == bisect.bisect_left(pieces, start + total):
-            self.held_before += total
+        self.held_before += total - self.open_segments.remove(start, total)
         address = start
         for block in listed(segment.get("blocks"), "blocks"):
             address, size = number(block.get("address"), address), size_of(block.get("size"))
