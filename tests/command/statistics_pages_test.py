@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statistics pages: reading what the library writes, refusing what it did not, and leaving nothing behind."""
 
+import dataclasses
 import os
 import pathlib
 import random
@@ -11,6 +12,7 @@ import stat
 import struct
 import subprocess
 import sys
+from unittest import mock
 
 import bench
 from bench import LIBRARY, SOURCE, CommandTest
@@ -138,6 +140,18 @@ class Folders(CommandTest):
         self.assertEqual(sorted(os.listdir(mine)), ["ended.statistics", statistics_pages.KEEP])
         statistics_pages.let_go(mine)
         self.assertFalse(mine.exists())
+
+
+    def test_a_boot_that_is_not_known(self):
+        """With ProcSubset=pid, systemd hides /proc/sys. The folder of a run that goes on is its own all the same."""
+        here = dataclasses.replace(statistics_pages.this_process(), boot="")
+        with mock.patch.dict(os.environ, XDG_RUNTIME_DIR=str(self.folder / "runtime")), \
+                mock.patch.object(statistics_pages, "this_process", return_value=here):
+            folder = statistics_pages.make_run_folder()
+            self.assertEqual(statistics_pages.owner_of(folder), here)
+            statistics_pages.tidy()
+            self.assertTrue((folder / statistics_pages.KEEP).exists())
+            statistics_pages.let_go(folder)
 
 
 class OfTheLibrary(CommandTest):

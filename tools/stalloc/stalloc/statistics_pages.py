@@ -213,7 +213,7 @@ def make_run_folder():
 def owner_of(folder):
     """The process to which a run's folder belongs; None: it belongs to none."""
     try:
-        number, start, namespace, boot = (folder / KEEP).read_text(encoding="utf-8").split()
+        number, start, namespace, boot = (folder / KEEP).read_text(encoding="utf-8").split(" ")  # the boot may be empty
         return Process(int(number), int(start), int(namespace), boot)
     except (OSError, ValueError):
         return None
