@@ -150,6 +150,10 @@ class Report(CommandTest):
                 self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
         self.assertEqual(set(self.folder.iterdir()), before)
         self.run_command("report", "cut.fb", "--accept-truncated", status=None)
+        (self.folder / "half.fb").write_bytes((self.folder / "lora.fb").read_bytes()[:3_000_000])
+        text = self.run_command("report", "half.fb", "--accept-truncated", "--text").stdout
+        self.assertRegex(" ".join(text.split()), r"note: the file stops inside chunk 7: the 7 whole chunks before it were used")
+        self.assertNotIn("note: ", self.run_command("report", "lora.fb", "--text").stdout)
         for arguments, why in (([], "required: TRACE"), (["lora.fb", "--card", "many"], "'many' is no size such as 80g"),
                                (["lora.fb", "--card=-1"], "'-1' is no size"), (["lora.fb", "--card", "0"], "'0' is no size")):
             done = self.run_command("report", *arguments, status=2)
@@ -168,7 +172,8 @@ class Report(CommandTest):
         (self.folder / "none.csv").write_text("id,lower,upper,size\n")
         self.assertIn("\nThere are no requests.\n", self.run_command("report", "none.csv", "--text").stdout)
         from stalloc.report import ticket
-        self.assertEqual(ticket.text({"source": "none.fb", "devices": []}), "stalloc report of none.fb: no requests\n")
+        self.assertEqual(ticket.text({"source": "none.fb", "notes": [], "devices": []}),
+                         "stalloc report of none.fb: no requests\n")
 
 
 class Symbols(CommandTest):

@@ -41,14 +41,19 @@ plan::Expected<std::string> show(const ShowCommand& command) {
   return {command.json ? source_json(*recorded) : source_text(*recorded), {}};
 }
 
-// Returns what is wrong with the plan; empty if it is sound.
-std::string check(const CheckCommand& command) {
+// Returns what is printed of a sound plan; error: what is wrong with it.
+plan::Expected<std::string> check(const CheckCommand& command) {
+  using Result = plan::Expected<std::string>;
   Progress progress;
   progress.begin("reading " + command.source);
   const auto source = read_source(command.source, command.read);
-  if (!source.ok()) return source.error;
+  if (!source.ok()) return Result::failure(source.error);
   progress.begin("checking " + command.plan);
-  return read_sound_plan(command.plan, source.value, command.source, command.read).error;
+  const auto plan = read_sound_plan(command.plan, source.value, command.source, command.read);
+  if (!plan.ok()) return Result::failure(plan.error);
+  return {fmt::format("{}: sound for {}\n", printable(command.plan), printable(command.source)) +
+              left_out_text(source.value),
+          {}};
 }
 
 bool names_folder(const std::string& output) {
@@ -128,9 +133,8 @@ int run(const ShowCommand& command) {
 }
 
 int run(const CheckCommand& command) {
-  const std::string error = check(command);
-  return error.empty() ? print(fmt::format("{}: sound for {}\n", printable(command.plan), printable(command.source)))
-                       : fail(error);
+  const auto checked = check(command);
+  return checked.ok() ? print(checked.value) : fail(checked.error);
 }
 
 }  // namespace stalloc::tool

@@ -10,6 +10,7 @@
 #include "plan/sequence/slot_match.h"
 #include "tools/stalloc-plan/json.h"
 #include "tools/stalloc-plan/report.h"
+#include "tools/stalloc-plan/summary.h"
 #include "tools/stalloc-plan/trace_json.h"
 
 namespace stalloc::tool {
@@ -234,6 +235,10 @@ std::string report_json(const Source& source, const std::string& plan_source,
     json.member("recorded", source.recorded);
     json.member("plan_source", plan_source.empty() ? std::nullopt : std::optional(plan_source));
     write_process(json, source.trace.process);
+    {
+      const auto notes = json.array("notes");
+      for (const std::string& note : notes_on(source)) json.element(note);
+    }
     write_call_sites(json, source.trace);
     const auto list = json.array("devices");
     for (const DeviceReport& device : devices) write_device(json, source, device);

@@ -114,6 +114,10 @@ says out "note: rank 3: the recorded process was killed, or still runs (no closi
 expect 0 0 rank_0.fb cut_1.fb --accept-truncated --summary json
 says out '"rank": "0", "source": "rank_0.fb", "plan": null, "error": null, "closed": true, '
 says out '"rank": "1", "source": "cut_1.fb", "plan": null, "error": null, "closed": false, '
+expect 0 0 cut_1.fb --accept-truncated -o cut.plan
+says out "note: the file stops inside chunk 6"
+expect 0 0 check cut_1.fb cut.plan --accept-truncated
+says out "note: the file stops inside chunk 6"
 # Pipes, which can be read only once: several, and one into a folder.
 cat rank_2.fb | { cat rank_0.fb | $TEST_EMULATOR "$tool" /dev/stdin /dev/fd/3 rank_1.fb -o piped >out 2>err; } 3<&0
 says out "3 of 3 ranks planned"

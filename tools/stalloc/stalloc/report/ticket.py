@@ -21,8 +21,13 @@ MOST_FRAMES = 6
 
 def text(report):
     if not report["devices"]:
-        return f"stalloc report of {printable(report['source'])}: no requests\n"
+        return "\n".join([f"stalloc report of {printable(report['source'])}: no requests", *note_lines(report)]) + "\n"
     return "\n\n".join("\n".join(of_device(report, device)) for device in report["devices"]) + "\n"
+
+
+def note_lines(report):
+    """What the trace lacks."""
+    return [wrapped("note: " + note, "  ") for note in report["notes"]]
 
 
 def of_device(report, device):
@@ -30,7 +35,8 @@ def of_device(report, device):
     lines = [f"stalloc report of {printable(report['source'])}, device {device['device']} ({name})"]
     if report["command"]:
         lines.append(wrapped("command: " + printable(report["command"]), "  "))
-    lines += [f"{device['requests']} requests; what allocators hold is simulated", "", *allocator_lines(device), ""]
+    lines += [f"{device['requests']} requests; what allocators hold is simulated", *note_lines(report), "",
+              *allocator_lines(device), ""]
     recorded = report.get("recorded_by_pytorch")
     if recorded and recorded["held_bytes"] is not None:
         lines[-1:] = [f"PyTorch itself held {size(recorded['held_bytes'])} in the recorded run", ""]
