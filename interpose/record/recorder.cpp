@@ -14,6 +14,7 @@
 #include "interpose/base/kept_errno.h"
 #include "interpose/base/log.h"
 #include "interpose/base/process.h"
+#include "interpose/base/quiet_writes.h"
 #include "interpose/record/call_stack.h"
 #include "interpose/record/python_stack.h"
 
@@ -78,6 +79,7 @@ void Recorder::append_event(const TracedCall& call) {
   std::size_t python_depth = 0;
   if (stacks_ && allocates) {
     const KeptErrno kept;
+    const NoCancellation guard;  // libunwind reads from a pipe
     depth = capture_call_stack(std::span(frames).first(stack_depth_));
     python_depth = capture_python_stack(std::span(python).first(stack_depth_));
   }

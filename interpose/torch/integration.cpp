@@ -15,6 +15,7 @@
 #include "interpose/base/kept_errno.h"
 #include "interpose/base/loader.h"
 #include "interpose/base/log.h"
+#include "interpose/base/quiet_writes.h"
 #include "interpose/session/session.h"
 #include "interpose/torch/door_library.h"
 #include "interpose/torch/pytorch.h"
@@ -140,6 +141,7 @@ const char* configuration_for(const char* name, const void* caller, char* value)
     if (value != nullptr && is_door_open() && registers_segments(name, caller)) return refuse_to_register(name);
     if (!is_configuration(name) || !is_in_pytorch(caller)) return value;
     const KeptErrno kept;
+    const NoCancellation guard;
     // Where the program is linked with PyTorch, this call creates the session, which may set the variable.
     (void)Session::get();
     const char* set = std::getenv(name);
@@ -152,6 +154,7 @@ const char* configuration_for(const char* name, const void* caller, char* value)
 void open_door_once() noexcept {
   if (attempted.load(std::memory_order_acquire)) return;
   const KeptErrno kept;
+  const NoCancellation guard;
   Session& session = Session::get();
   if (!session.active() || session.options().torch != TorchIntegration::Door) return;
   static std::mutex mutex;

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "interpose/base/file_descriptor.h"
+#include "interpose/base/quiet_writes.h"
 #include "interpose/torch/context_wait.h"
 
 namespace stalloc::torch {
@@ -239,6 +240,7 @@ bool map_entries(serve::Driver& driver, int process, const std::vector<IpcEntry>
 
 std::unique_ptr<ExportedBlock> ExportedBlock::create(serve::Heap& heap, serve::Driver& driver, CUdeviceptr address,
                                                      const char** why) noexcept {
+  const NoCancellation guard;
   try {
     const std::optional<serve::Heap::Backing> backing = heap.backing(address);
     if (!backing) return *why = "no tensor begins there", nullptr;
@@ -263,6 +265,7 @@ std::unique_ptr<ExportedBlock> ExportedBlock::create(serve::Heap& heap, serve::D
 }
 
 ExportedBlock::~ExportedBlock() {
+  const NoCancellation guard;
   for (const CUmemGenericAllocationHandle handle : handles_) exported_handles().release(handle);
 }
 
@@ -271,6 +274,7 @@ bool is_ipc_handle(std::string_view text) noexcept {
 }
 
 CUdeviceptr map_import(serve::Driver& driver, int device, std::string_view ipc_handle, const char** why) noexcept {
+  const NoCancellation guard;
   try {
     imports().unmap_removed(driver);
     IpcHeader header;
