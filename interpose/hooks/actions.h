@@ -110,7 +110,7 @@ CUresult end(const Call<CUresult(CUstream, CUgraph*)>& call, CUstream stream, CU
              DefaultStream default_stream) noexcept;
 // A stream that waits for an event of a captured one joins its capture.
 CUresult wait_event(const Call<CUresult(CUstream, CUevent, unsigned)>& call, CUstream stream, CUevent event,
-                    unsigned flags) noexcept;
+                    unsigned flags, DefaultStream default_stream) noexcept;
 }  // namespace captures
 
 // Events, and other calls that order streams or show that work is complete. All calls are forwarded; the order that

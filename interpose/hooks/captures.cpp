@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stream captures: where they begin and end, and which streams join them (session/captures.h).
 #include "interpose/hooks/actions.h"
+#include "interpose/hooks/allocation.h"
 
 namespace stalloc::hooks::captures {
 
@@ -13,9 +14,10 @@ CUresult end(const Call<CUresult(CUstream, CUgraph*)>& call, CUstream stream, CU
 }
 
 CUresult wait_event(const Call<CUresult(CUstream, CUevent, unsigned)>& call, CUstream stream, CUevent event,
-                    unsigned flags) noexcept {
+                    unsigned flags, DefaultStream default_stream) noexcept {
   if (!Session::get().active()) return call.original(stream, event, flags);
-  return Session::captures().wait_event([&] { return call.original(stream, event, flags); });
+  const StreamKey key = key_of(stream, default_stream);
+  return Session::captures().wait_event(key, [&] { return call.original(stream, event, flags); });
 }
 
 }  // namespace stalloc::hooks::captures

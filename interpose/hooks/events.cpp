@@ -126,7 +126,7 @@ CUresult record_context(const Call<CUresult(CUgreenCtx_st*, CUevent)>& call, CUg
 
 CUresult wait(const Call<CUresult(CUstream, CUevent, unsigned)>& call, CUstream stream, CUevent event, unsigned flags,
               DefaultStream default_stream) noexcept {
-  const auto original = [&] { return captures::wait_event(call, stream, event, flags); };
+  const auto original = [&] { return captures::wait_event(call, stream, event, flags, default_stream); };
   serve::EventOrder* order = watched();
   if (order == nullptr || flags != CU_EVENT_WAIT_DEFAULT) return original();
   return order->wait(

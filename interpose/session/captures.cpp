@@ -2,6 +2,7 @@
 #include "interpose/session/captures.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "interpose/base/destroyed_streams.h"
 
@@ -15,7 +16,7 @@ void Captures::note_lookup(std::string_view symbol) noexcept {
 
 void Captures::context_ended(CUcontext context) noexcept {
   if (context == nullptr || !may_be_active()) return;
-  const serve::CaptureGate::CaptureLock lock(gate_);
+  const std::lock_guard lock(mutex_);
   for (Origin& origin : origins_) {
     if (origin.stream == nullptr || origin.context != context) continue;
     origin = {};
@@ -23,25 +24,27 @@ void Captures::context_ended(CUcontext context) noexcept {
   }
 }
 
-void Captures::note_origin(CUstream stream) noexcept {
-  const auto is_free = [](const Origin& origin) { return origin.stream == nullptr; };
+void Captures::add_origin(const Origin& origin) noexcept {
+  const auto is_free = [](const Origin& each) { return each.stream == nullptr; };
   const auto place = std::find_if(origins_.begin(), origins_.end(), is_free);
-  if (place != origins_.end()) *place = {stream, cuda_.context_of_stream(stream)};
+  if (place != origins_.end()) *place = origin;
+}
+
+Captures::Origin Captures::remove_origin(CUstream stream) noexcept {
+  const auto is_it = [stream](const Origin& origin) { return origin.stream == stream; };
+  const auto place = std::find_if(origins_.begin(), origins_.end(), is_it);
+  return stream == nullptr || place == origins_.end() ? Origin{} : std::exchange(*place, {});
 }
 
 // Where captures may begin unseen, an end counts only if the beginning is known to have been counted. All threads' own
 // default streams have one handle, so that of these it is not known.
 void Captures::note_end(CUstream stream) noexcept {
-  const bool was_counted = forget_origin(stream) && stream != CU_STREAM_PER_THREAD;
+  const bool was_counted = remove_origin(stream).stream != nullptr && stream != CU_STREAM_PER_THREAD;
   if (was_counted || !gate_.any_unobserved()) gate_.capture_ended();
 }
 
-bool Captures::forget_origin(CUstream stream) noexcept {
-  const auto is_it = [stream](const Origin& origin) { return origin.stream == stream; };
-  const auto place = std::find_if(origins_.begin(), origins_.end(), is_it);
-  if (stream == nullptr || place == origins_.end()) return false;
-  *place = {};
-  return true;
+bool Captures::synchronizes_with_legacy(const StreamKey& stream) const noexcept {
+  return stream.is_default() || is_destroyed(stream.handle) || cuda_.is_blocking(stream.handle);
 }
 
 Captures::Status Captures::status_by_driver(CUstream stream) const noexcept {

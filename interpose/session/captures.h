@@ -7,8 +7,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <string_view>
 
+#include "interpose/base/stream_key.h"
 #include "interpose/serve/driver/capture_gate.h"
 #include "interpose/session/cuda.h"
 
@@ -47,11 +49,13 @@ class Captures {
   // The program begins a capture of `stream`; null: of the calling thread's own default stream.
   template <class Original>
   CUresult begin(CUstream stream, Original original) noexcept {
-    const serve::CaptureGate::CaptureLock change(gate_);
+    const StreamKey key = make_stream_key(stream, true);
+    const serve::CaptureGate::CaptureLock change(gate_, key, synchronizes_with_legacy(key));
+    const std::lock_guard lock(mutex_);
     gate_.capture_began();
     const CUresult result = original();
     if (result == CUDA_SUCCESS) {
-      note_origin(stream == nullptr ? CU_STREAM_PER_THREAD : stream);
+      add_origin({key.handle, cuda_.context_of_stream(key.handle)});
     } else {
       gate_.capture_ended();
     }
@@ -62,30 +66,36 @@ class Captures {
   // and is not after it. Two threads may end the same capture: one waits for the other, lest both count it.
   template <class Original>
   CUresult end(CUstream stream, Original original) noexcept {
-    const serve::CaptureGate::CaptureLock lock(gate_);
+    const std::lock_guard lock(mutex_);
     const bool was_captured = may_be_active() && status_by_driver(stream) == Status::Captured;
     const CUresult result = original();
     if (was_captured && status_by_driver(stream) == Status::Free) note_end(stream);
     return result;
   }
   // The program destroys `stream`. That ends the capture which began on it. The capture that it has only joined becomes
-  // invalid, but lasts until it is ended.
+  // invalid, but lasts until it is ended. CUDA's function may wait for room in the queue of another stream, so that it
+  // is called without the lock; after it, CUDA may give the handle to another stream.
   template <class Original>
   CUresult destroy_stream(CUstream stream, Original original) noexcept {
     if (!may_be_active()) return original();
-    const serve::CaptureGate::CaptureLock lock(gate_);
+    const Origin origin = locked([&] { return remove_origin(stream); });
     const CUresult result = original();
-    if (result == CUDA_SUCCESS && forget_origin(stream)) gate_.capture_ended();
+    if (origin.stream == nullptr) return result;
+    if (result == CUDA_SUCCESS) {
+      gate_.capture_ended();
+    } else {
+      locked([&] { add_origin(origin); });
+    }
     return result;
   }
   // The context has ended, and with it all captures that began on its streams. Null: nothing has.
   void context_ended(CUcontext context) noexcept;
-  // The program makes a stream wait for an event. If the event is of a captured stream, the waiting stream joins the
+  // The program makes `stream` wait for an event. If the event is of a captured stream, the waiting stream joins the
   // capture.
   template <class Original>
-  CUresult wait_event(Original original) noexcept {
+  CUresult wait_event(const StreamKey& stream, Original original) noexcept {
     if (!may_be_active()) return original();
-    const serve::CaptureGate::CaptureLock lock(gate_);
+    const serve::CaptureGate::CaptureLock change(gate_, stream, synchronizes_with_legacy(stream));
     return original();
   }
 
@@ -98,15 +108,25 @@ class Captures {
     CUstream stream = nullptr;  // null: none
     CUcontext context = nullptr;
   };
-  void note_origin(CUstream stream) noexcept;
+  template <class Act>
+  auto locked(Act act) noexcept {
+    const std::lock_guard lock(mutex_);
+    return act();
+  }
+  // Pre of these three: mutex_ is held. `remove_origin` returns what it has removed; one without a stream: there is
+  // none.
+  void add_origin(const Origin& origin) noexcept;
+  Origin remove_origin(CUstream stream) noexcept;
   void note_end(CUstream stream) noexcept;
-  bool forget_origin(CUstream stream) noexcept;  // false: it is none
+  // Whether the stream and the legacy stream wait for each other, as far as the driver says.
+  [[nodiscard]] bool synchronizes_with_legacy(const StreamKey& stream) const noexcept;
   [[nodiscard]] Status status_by_driver(CUstream stream) const noexcept;
   [[nodiscard]] CUresult permission_by_driver() const noexcept;
 
   const Cuda& cuda_;
   serve::CaptureGate gate_;
-  std::array<Origin, kMostOrigins> origins_{};  // guarded by the gate, exclusively
+  std::mutex mutex_;  // guards the origins; held while a capture begins or ends, so that each end is counted once
+  std::array<Origin, kMostOrigins> origins_{};
 };
 
 }  // namespace stalloc

@@ -121,6 +121,12 @@ CUcontext Cuda::context_of_stream(CUstream stream) const noexcept {
   return cuStreamGetCtx_(stream, &context) == CUDA_SUCCESS ? context : nullptr;
 }
 
+bool Cuda::is_blocking(CUstream stream) const noexcept {
+  const auto relaxed = relax_captures();
+  unsigned flags = CU_STREAM_DEFAULT;
+  return cuStreamGetFlags_(stream, &flags) != CUDA_SUCCESS || (flags & CU_STREAM_NON_BLOCKING) == 0;
+}
+
 CUresult Cuda::create_stream(CUstream* stream) const noexcept {
   const auto relaxed = relax_captures();
   const CUresult result = cuStreamCreate_(stream, CU_STREAM_NON_BLOCKING);

@@ -14,7 +14,7 @@ namespace {
 // holds also where captures may begin unseen: CUDA does not tell of a context whether any of its streams is captured,
 // and nothing else lets a stream wait for streams that are not known. The caller then waits itself (context_wait.h).
 CUresult record_context(CUevent event, CUcontext context) noexcept {
-  const serve::CaptureGate::WorkLock work(Session::captures().gate());
+  const serve::CaptureGate::WorkLock work(Session::captures().gate(), serve::CaptureGate::kAnyStream);
   if (Session::captures().may_be_active()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   return Session::cuda().record_context(event, context);
 }

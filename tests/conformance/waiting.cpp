@@ -306,6 +306,42 @@ void try_beside_full_stream(const Machine& machine, Report& report) {
   }
 }
 
+// A capture while another thread waits, in a free, for room in the held stream's queue: a library that gives the stream
+// work at the free must not let captures of other streams wait for it.
+void try_beside_waiting_free(const Machine& machine, Report& report) {
+  const Driver& cuda = machine.cuda;
+  HeldScene scene(machine);
+  const CUstream third = machine.make_stream();
+  const CUdeviceptr freed = machine.allocate(kBig, scene.held);
+  const CUdeviceptr beside = machine.allocate(kBig, third);  // so that two streams use memory
+  CUevent event = nullptr;
+  machine.must(cuda.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+  machine.must(cuda.cuEventRecord(event, third), "cuEventRecord");
+  Filler filler(scene);
+  std::thread freeing;
+  const auto behind = [&] {
+    filler.start();
+    freeing = std::thread([&] {
+      machine.join();
+      cuda.cuMemFreeAsync(freed, scene.held);
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(kBriefMs));
+  };
+  report.fact("beside a thread that waits in a free on a full stream, a capture, and a wait for an event during it",
+              answers_beside_gate(machine, scene.held, behind, [&](Answers& answers) {
+                Capture capture(machine, scene.other, CU_STREAM_CAPTURE_MODE_RELAXED);
+                answers.add(cuda.cuStreamWaitEvent(third, event, CU_EVENT_WAIT_DEFAULT));
+                CUgraph graph = nullptr;
+                answers.add(capture.end(&graph));
+                answers.add(cuda.cuGraphDestroy(graph));
+              }));
+  freeing.join();
+  filler.join();
+  machine.free(beside, third);
+  machine.must(cuda.cuEventDestroy(event), "cuEventDestroy");
+  machine.destroy(third);
+}
+
 // More streams than a library keeps track of, all waiting for the held one, all with frees pending.
 void try_many_streams(const Machine& machine, Report& report) {
   constexpr std::size_t kMany = 300;
@@ -423,6 +459,7 @@ void waiting(Machine& machine, Report& report, std::uint64_t) {
   try_all(machine, report, calls());
   try_all(machine, report, calls_of_pools_and_streams());
   try_beside_full_stream(machine, report);
+  try_beside_waiting_free(machine, report);
   try_many_streams(machine, report);
   machine.settle();
 }

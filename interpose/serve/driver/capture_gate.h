@@ -1,24 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// A lock between the program's stream captures and the library's own work on streams: no capture may begin after the
-// library has checked that a stream is not being captured, and before it has given the stream work.
+// A lock between the program's stream captures and the library's own work on streams: no stream may become captured
+// after the library has checked that it is not, and before it has given the stream work.
 //
 // An event that the library records on a stream under capture would become part of the program's graph, and a wait may
 // make a stream join the capture. So the library checks whether a stream is being captured before it gives it work. The
-// answer holds only until a capture begins in another thread, or a stream joins one by waiting for an event recorded in
-// it. So the hooks of the functions that do this hold the gate exclusively (CaptureLock), and the library's own calls
-// share it (WorkLock). The hooks of the functions that end a capture hold it exclusively, too, so that each end is
-// counted once.
+// answer holds only until another thread begins a capture of that stream, or lets it join one by a wait for an event
+// that was recorded in it. So the hooks of the functions that do this hold the gate for the stream (CaptureLock), and
+// the library's own calls do, too (WorkLock): one kind excludes the other. While a blocking stream is captured, the
+// legacy stream must be given no work either, so a CaptureLock of such a stream also excludes work on the legacy
+// stream.
+//
+// Work may wait for room in the queue of its stream. Locks of other streams do not wait for it meanwhile: the device
+// may take work from that queue only when another thread has gone on (docs/decisions/17-full-queues.md).
 #pragma once
+
+#include <cuda.h>
 
 #include <atomic>
 #include <cstdint>
 #include <mutex>
-#include <shared_mutex>
+
+#include "interpose/base/stream_key.h"
 
 namespace stalloc::serve {
 
-// Thread-safe. A thread that holds the gate never waits for work on the device, for another lock of the library, or for
-// the program.
+// Thread-safe. A thread that holds the gate waits for nothing but room in the queue of its stream, as the call of the
+// program does that it is in, and for another capture that begins or ends at the same time (session/captures.h).
 class CaptureGate {
  public:
   // False only if no stream is under capture. Querying the driver at each request would cost as much as serving it, and
@@ -52,30 +59,65 @@ class CaptureGate {
     return captures_.load(std::memory_order_acquire) == 0 ? begun + 1 : 0;
   }
 
-  // While this object exists, no capture begins and no stream joins one. Shared.
-  class WorkLock {
-   public:
-    explicit WorkLock(CaptureGate& gate) : lock_(gate.mutex_) {}
+  // For WorkLock: the streams are not known.
+  static constexpr StreamKey kAnyStream{};
 
-   private:
-    std::shared_lock<std::shared_mutex> lock_;
+ private:
+  // A lock that a thread holds or waits for, in a list.
+  struct Entry {
+    StreamKey stream;
+    bool excludes_legacy = false;
+    Entry* next = nullptr;
   };
 
-  // While this object exists, the library gives no stream any work. For calls that begin, join or end a capture.
-  // Exclusive.
-  class CaptureLock {
+ public:
+  // While this object exists, no capture of `stream` begins, and the stream joins none.
+  class WorkLock {
    public:
-    explicit CaptureLock(CaptureGate& gate) : lock_(gate.mutex_) {}
+    WorkLock(CaptureGate& gate, const StreamKey& stream) noexcept : gate_(gate), work_{.stream = stream} {
+      gate_.begin_work(work_);
+    }
+    ~WorkLock() { gate_.end(gate_.works_, work_); }
+    WorkLock(const WorkLock&) = delete;
+    WorkLock& operator=(const WorkLock&) = delete;
 
    private:
-    std::unique_lock<std::shared_mutex> lock_;
+    CaptureGate& gate_;
+    Entry work_;
+  };
+
+  // While this object exists, the library gives `stream` no work and, if the stream is `blocking`, none to the legacy
+  // stream. For calls that begin or join a capture.
+  class CaptureLock {
+   public:
+    CaptureLock(CaptureGate& gate, const StreamKey& stream, bool blocking) noexcept
+        : gate_(gate), change_{.stream = stream, .excludes_legacy = blocking} {
+      gate_.begin_change(change_);
+    }
+    ~CaptureLock() { gate_.end(gate_.changes_, change_); }
+    CaptureLock(const CaptureLock&) = delete;
+    CaptureLock& operator=(const CaptureLock&) = delete;
+
+   private:
+    CaptureGate& gate_;
+    Entry change_;
   };
 
  private:
+  void begin_work(Entry& work) noexcept;
+  void begin_change(Entry& change) noexcept;
+  void end(Entry*& list, Entry& entry) noexcept;
+  void wait_for_an_end(std::unique_lock<std::mutex>& lock) noexcept;
+  static bool excludes(const Entry& change, const Entry& work) noexcept;
+
   std::atomic<std::uint64_t> captures_{0};  // begun and not known to have ended
   std::atomic<std::uint64_t> begun_{0};
   std::atomic<bool> any_unobserved_{false};
-  std::shared_mutex mutex_;
+  std::mutex mutex_;                    // protects the lists and `waiting_`; held briefly
+  Entry* works_ = nullptr;              // that threads hold
+  Entry* changes_ = nullptr;            // that threads hold or wait for, so that later work waits for them
+  std::uint32_t waiting_ = 0;           // threads that wait for a lock
+  std::atomic<std::uint32_t> ends_{0};  // of locks, while threads were waiting
 };
 
 }  // namespace stalloc::serve

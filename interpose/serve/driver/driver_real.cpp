@@ -5,6 +5,7 @@
 #include <array>
 
 #include "interpose/base/destroyed_streams.h"
+#include "interpose/base/stream_key.h"
 #include "interpose/serve/driver/relaxed_capture.h"
 
 namespace stalloc::serve {
@@ -164,14 +165,14 @@ CUresult RealDriver::check_not_capturing(CUstream stream) const {
 }
 
 CUresult RealDriver::record_event(CUevent event, CUstream stream) {
-  const CaptureGate::WorkLock work(*gate_);
+  const CaptureGate::WorkLock work(*gate_, make_stream_key(stream, false));
   if (const CUresult result = check_not_capturing(stream); result != CUDA_SUCCESS) return result;
   const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuEventRecord(event, stream);
 }
 
 CUresult RealDriver::wait_event(CUstream stream, CUevent event) {
-  const CaptureGate::WorkLock work(*gate_);
+  const CaptureGate::WorkLock work(*gate_, make_stream_key(stream, false));
   if (const CUresult result = check_not_capturing(stream); result != CUDA_SUCCESS) return result;
   const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuStreamWaitEvent(stream, event, 0);
@@ -183,7 +184,7 @@ CUresult RealDriver::query_event(CUevent event) {
 }
 
 CUresult RealDriver::query_stream(CUstream stream) {
-  const CaptureGate::WorkLock work(*gate_);  // the query would break a capture
+  const CaptureGate::WorkLock work(*gate_, make_stream_key(stream, false));  // the query would break a capture
   if (const CUresult result = check_not_capturing(stream); result != CUDA_SUCCESS) return result;
   const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuStreamQuery(stream);

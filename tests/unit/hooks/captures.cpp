@@ -146,7 +146,8 @@ TEST_CASE("in a forked child the hooks of captures wait for nobody", "[hooks][ca
   CUevent event = nullptr;
   REQUIRE(cuEventCreate(&event, CU_EVENT_DEFAULT) == CUDA_SUCCESS);
   REQUIRE(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
-  const serve::CaptureGate::CaptureLock held(machine.captures.gate());  // by another thread when the parent forked
+  // Held by another thread when the parent forked.
+  const serve::CaptureGate::WorkLock held(machine.captures.gate(), serve::CaptureGate::kAnyStream);
   machine.session->cuda_is_used();
   machine.session->stop_in_child();
   end_capture(stream);

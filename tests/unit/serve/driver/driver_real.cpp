@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "interpose/serve/driver/driver_real.h"
 
+#include <atomic>
+#include <chrono>
+#include <optional>
+#include <thread>
 #include <vector>
 
 #include "catch.h"
 
+using stalloc::StreamKey;
 using stalloc::serve::CaptureGate;
 using stalloc::serve::ContextScope;
 using stalloc::serve::DriverFunctions;
@@ -223,6 +228,62 @@ TEST_CASE("a stream under capture is given no work", "[serve][driver]") {
   seen.capture_result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;  // the legacy stream while a blocking stream is captured
   REQUIRE(driver.record_event(nullptr, nullptr) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   REQUIRE(seen.mode_in_call == CU_STREAM_CAPTURE_MODE_GLOBAL);  // none of them was called
+}
+
+TEST_CASE("a capture waits for a record on its stream that waits for room, and not for one on another stream",
+          "[serve][driver]") {
+  static std::atomic<bool> records;
+  static std::atomic<bool> has_room;
+  records = has_room = false;
+  DriverFunctions functions = stand_ins();
+  functions.cuEventRecord = [](CUevent, CUstream) {
+    records = true;
+    records.notify_all();
+    has_room.wait(false);
+    return CUDA_SUCCESS;
+  };
+  CaptureGate gate;
+  RealDriver driver(functions, gate, {});
+  const bool is_legacy = GENERATE(false, true);
+  const StreamKey full{is_legacy ? CU_STREAM_LEGACY : reinterpret_cast<CUstream>(0x1000), 0};
+  const StreamKey other{reinterpret_cast<CUstream>(0x2000), 0};
+  std::thread recording([&] { driver.record_event(nullptr, full.handle); });
+  records.wait(false);
+  // While a blocking stream is captured, the legacy stream may be given no work.
+  { const CaptureGate::CaptureLock begins(gate, other, !is_legacy); }
+  std::atomic<bool> begun{false};
+  std::thread capturing([&] {
+    const CaptureGate::CaptureLock begins(gate, is_legacy ? other : full, is_legacy);
+    begun = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK_FALSE(begun);
+  has_room = true;
+  has_room.notify_all();
+  recording.join();
+  capturing.join();
+  CHECK(begun);
+}
+
+TEST_CASE("a stream is given work after a capture of it has begun, and beside one of another stream",
+          "[serve][driver]") {
+  CaptureGate gate;
+  const StreamKey stream{reinterpret_cast<CUstream>(0x1000), 0};
+  const StreamKey other{reinterpret_cast<CUstream>(0x2000), 0};
+  std::optional<CaptureGate::CaptureLock> begins(std::in_place, gate, stream, false);
+  { const CaptureGate::WorkLock work(gate, other); }
+  { const CaptureGate::WorkLock work(gate, {CU_STREAM_LEGACY, 0}); }
+  const StreamKey waiting = GENERATE_COPY(stream, CaptureGate::kAnyStream);
+  std::atomic<bool> given{false};
+  std::thread working([&] {
+    const CaptureGate::WorkLock work(gate, waiting);
+    given = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK_FALSE(given);
+  begins.reset();
+  working.join();
+  CHECK(given);
 }
 
 TEST_CASE("a free of CUDA's own memory keeps the program's capture mode", "[serve][driver]") {
