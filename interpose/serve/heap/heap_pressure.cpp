@@ -33,10 +33,17 @@ double gibibytes(std::uint64_t bytes) { return static_cast<double>(bytes) / (102
 // Serves a request when the driver has no more memory: releases idle handles and views, uses free bytes of the plan,
 // trims CUDA's own pools, and at last lets the stream wait for late events of other streams. Nothing is released for a
 // request that could not be served even so. A request for any stream at once never waits, as cuMemAlloc does not
-// (tests/conformance/idle_memory.cpp): work may be pending on all bytes that are left. Other threads may have had the
-// lock since `request` was filled, so its ordinal is looked up again.
+// (tests/conformance/idle_memory.cpp): work may be pending on all bytes that are left. Events are created only for a
+// request for which late ones may be recorded: creating one may wait for room in the queue of a stream, and CUDA
+// refuses a request that cannot be served without waiting. Other threads may have had the lock since `request` was
+// filled, so its ordinal is looked up again.
 CUdeviceptr Heap::serve_under_pressure(const StreamKey* stream, CUmemoryPool pool, Request request) {
-  create_events_ahead();
+  bool needs_events = false;
+  {
+    const PlainLock lock(mutex_);
+    needs_events = order_.missing_events() > 0 && request.bytes <= available_bytes_locked();
+  }
+  if (needs_events) create_events_ahead();
   {
     const CompletingLock lock(*this);
     if (!admit(request.bytes, stream, pool, &request)) return 0;

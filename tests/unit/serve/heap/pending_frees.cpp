@@ -206,6 +206,19 @@ TEST_CASE("a free that waits for an event creates none while some are unused", "
   REQUIRE(f.driver.events() == events + 1);
 }
 
+TEST_CASE("for a request that cannot be served no event is created", "[serve][pending_frees]") {
+  Fixture f;
+  const std::size_t events = f.driver.events();
+  for (std::size_t i = 0; i < events; ++i) f.free_under_work(1, f.slow);
+  REQUIRE(f.driver.events() == events);  // all of them are in use
+  const std::uint64_t queries = f.driver.memory_queries();
+  bool exhausted = false;
+  REQUIRE_FALSE(f.heap->allocate(std::uint64_t{1} << 34, f.owner, nullptr, &exhausted));
+  REQUIRE(exhausted);
+  REQUIRE(f.driver.memory_queries() > queries);  // it was not refused for its size alone
+  REQUIRE(f.driver.events() == events);
+}
+
 TEST_CASE("the host does not wait on a device that has failed", "[serve][pending_frees]") {
   Fixture f;
   f.free_under_work(kPage, f.slow);
