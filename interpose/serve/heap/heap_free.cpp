@@ -206,7 +206,8 @@ CUresult Heap::free_after_event(std::unique_lock<HeapMutex> lock, CUdeviceptr ad
   if (result != CUDA_SUCCESS) return result;
   lock.lock();
   complete_deferred_free();
-  if (owner) free.preferred = order_.ordinal(*owner);
+  // The call does not name this stream, so another thread may be destroying it: then it must get no ordinal any more.
+  if (owner) free.preferred = order_.known_ordinal(*owner);
   if (remove_live(address, &free.entry)) {
     try {
       pending_frees_.add(context, stream, free);

@@ -96,6 +96,9 @@ class StreamOrder {
   StreamOrdinal ordinal(StreamKey key, bool context_is_current = false) noexcept;
   // The same for a stream that may not use memory of this heap itself.
   StreamOrdinal ordinal_of_user(StreamKey key, bool context_is_current = false) noexcept;
+  // The same if the stream has an ordinal already; otherwise kNoStream. Calls no driver function, so that the stream
+  // may be about to be destroyed.
+  [[nodiscard]] StreamOrdinal known_ordinal(StreamKey key) const noexcept { return find(key); }
   // The same if this is the stream that was looked up last; otherwise kNoStream. Changes nothing. Pre, for a default
   // stream: the calling thread's context is `context`.
   [[nodiscard]] StreamOrdinal latest_ordinal(StreamKey key) const noexcept {

@@ -206,6 +206,26 @@ TEST_CASE("a free that waits for an event creates none while some are unused", "
   REQUIRE(f.driver.events() == events + 1);
 }
 
+TEST_CASE("a stream that is being destroyed is not taken for the next one of its handle", "[serve][pending_frees]") {
+  HeapFixture f(small_options());
+  auto& [driver, owner, user, heap] = f;
+  const CUdeviceptr block = *heap->allocate(kPage, owner, nullptr);
+  heap->stream_destroyed(owner.handle);
+  // Another thread frees a block of that stream before CUDA has destroyed the stream.
+  REQUIRE(heap->free_when_complete(block, user, owner) == CUDA_SUCCESS);
+  driver.destroy_stream(owner.handle);
+  const StreamKey next{driver.new_stream(FakeDriver::context(), CU_STREAM_DEFAULT), 0};
+  REQUIRE(next == owner);
+  // What a blocking stream frees is not known to be complete when the stream is.
+  const CUdeviceptr other = *heap->allocate(kPage, next, nullptr);
+  REQUIRE(heap->free_async(other, next) == CUDA_SUCCESS);
+  const serve::StreamClock* const clock = heap->clock(next);
+  serve::StreamClock::Snapshot known;
+  clock->snapshot(&known);
+  REQUIRE(clock->latest_free() > 0);
+  REQUIRE(known[clock->ordinal() - 1U] == 0);
+}
+
 TEST_CASE("for a request that cannot be served no event is created", "[serve][pending_frees]") {
   Fixture f;
   const std::size_t events = f.driver.events();
