@@ -2,8 +2,13 @@
 // Captures as the hooks see them, and requests beside them.
 #include <cuda.h>
 
+#include <atomic>
+#include <chrono>
+#include <thread>
+
 #include "catch.h"
 #include "machine.h"
+#include "tests/simcuda/simcuda_control.h"
 
 using namespace stalloc;
 using namespace stalloc::hooks;
@@ -21,6 +26,64 @@ void end_capture(CUstream stream) {
   CUgraph graph = nullptr;
   cuStreamEndCapture(stream, &graph);
   if (graph != nullptr) cuGraphDestroy(graph);
+}
+
+// A stream whose first piece of work ends when it is opened. Until then a thread can make calls that give it work; the
+// last one waits for room in its queue.
+class FullStream {
+ public:
+  FullStream() {
+    const auto launch = reinterpret_cast<decltype(&cuLaunchHostFunc)>(find_function("cuLaunchHostFunc"));
+    const auto hold = [](void* open) { static_cast<std::atomic<bool>*>(open)->wait(false); };
+    REQUIRE(launch(stream, hold, &open_) == CUDA_SUCCESS);
+  }
+  ~FullStream() {
+    open();
+    if (filler_.joinable()) filler_.join();
+    cuStreamSynchronize(stream);
+  }
+  FullStream(const FullStream&) = delete;
+  FullStream& operator=(const FullStream&) = delete;
+
+  template <class GiveWork>
+  void fill(CUcontext context, GiveWork give_work) {
+    filler_ = std::thread([this, context, give_work] {
+      cuCtxSetCurrent(context);
+      while (!open_) give_work(stream);
+    });
+    while (simcuda_waiting_for_room() == 0) std::this_thread::yield();
+  }
+  void open() {
+    open_ = true;
+    open_.notify_all();
+  }
+
+  const CUstream stream = make_stream();
+
+ private:
+  std::atomic<bool> open_{false};
+  std::thread filler_;
+};
+
+CUresult allocate_and_free(CUstream stream) {
+  CUdeviceptr at = 0;
+  const CUresult result = cuMemAllocAsync(&at, 4 << 20, stream);
+  return result == CUDA_SUCCESS ? cuMemFreeAsync(at, stream) : result;
+}
+
+// Whether the call returns although another stream's queue is full. Afterwards it and what it waits for are not held.
+template <class Call>
+bool returns_beside(FullStream& full, FullStream& waited_for, CUcontext context, Call call) {
+  std::atomic<bool> returned{false};
+  std::thread caller([&] {
+    cuCtxSetCurrent(context);
+    returned = call() == CUDA_SUCCESS;
+  });
+  for (int i = 0; i < 2000 && !returned; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const bool at_once = returned;
+  for (FullStream* each : {&full, &waited_for}) each->open();
+  caller.join();
+  return at_once;
 }
 
 }  // namespace
@@ -154,5 +217,34 @@ TEST_CASE("in a forked child the hooks of captures wait for nobody", "[hooks][ca
   CHECK(cuStreamWaitEvent(stream, event, CU_EVENT_WAIT_DEFAULT) == CUDA_SUCCESS);
   CHECK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
   end_capture(stream);
+  CHECK(cuEventDestroy_v2(event) == CUDA_SUCCESS);
+}
+
+TEST_CASE("during a capture, a full stream holds up only what it holds up without the library", "[hooks][captures]") {
+  const Machine machine;
+  CUstream captured = make_stream();
+  CUstream other = make_stream();
+  CUevent event = nullptr;
+  REQUIRE(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS);
+  FullStream full;
+  REQUIRE(allocate_and_free(full.stream) == CUDA_SUCCESS);
+  REQUIRE(allocate_and_free(other) == CUDA_SUCCESS);  // with two streams, each large free has an event
+  REQUIRE(cuStreamBeginCapture_v2(captured, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+  SECTION("while a free waits for room, streams wait for events, and captures begin and end") {
+    full.fill(machine.context, allocate_and_free);
+    CHECK(returns_beside(full, full, machine.context, [&] {
+      if (const CUresult result = cuStreamWaitEvent(other, event, CU_EVENT_WAIT_DEFAULT)) return result;
+      if (const CUresult result = cuStreamBeginCapture_v2(other, CU_STREAM_CAPTURE_MODE_RELAXED)) return result;
+      end_capture(other);
+      return CUDA_SUCCESS;
+    }));
+  }
+  SECTION("while a stream waits for room before it waits for an event, others free") {
+    FullStream held;
+    REQUIRE(cuEventRecord(event, held.stream) == CUDA_SUCCESS);
+    full.fill(machine.context, [&](CUstream of) { cuStreamWaitEvent(of, event, CU_EVENT_WAIT_DEFAULT); });
+    CHECK(returns_beside(full, held, machine.context, [&] { return allocate_and_free(other); }));
+  }
+  end_capture(captured);
   CHECK(cuEventDestroy_v2(event) == CUDA_SUCCESS);
 }
