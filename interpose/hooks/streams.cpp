@@ -8,6 +8,7 @@ namespace stalloc::hooks::streams {
 
 void created(CUstream stream, unsigned flags) noexcept {
   note_stream_created(stream);
+  Heaps::note_stream();
   Heaps* heaps = Session::known_active_heaps();
   if (heaps != nullptr) heaps->create_events_ahead();
   if ((flags & CU_STREAM_NON_BLOCKING) != 0 || !Heaps::note_blocking_stream()) return;

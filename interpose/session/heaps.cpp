@@ -101,6 +101,7 @@ serve::Heap* Heaps::create_heap(int ordinal, CUcontext context) noexcept {
   apply_thresholds(*heap);
   if (keeps_idle_) heap->keep_idle_memory();
   if (blocking_streams_.load()) heap->blocking_streams_exist();
+  heap->create_events_ahead(streams_created_.load() + 1);
   for (int peer = 0; peer < kDevices; ++peer) {
     if (device.peers[static_cast<std::size_t>(peer)]) heap->grant_access(peer);
   }
@@ -169,7 +170,7 @@ void Heaps::create_events_ahead() noexcept {
   CUcontext current = nullptr;
   if (driver_.current_context(&current) != CUDA_SUCCESS) return;
   each_heap([&](int, serve::Heap& heap) {
-    if (heap.context() == current) heap.create_events_ahead();
+    if (heap.context() == current) heap.create_events_ahead(streams_created_.load() + 1);
   });
 }
 

@@ -136,6 +136,8 @@ class Heaps {
   // The program has created a stream that synchronizes with the legacy stream, perhaps before there are heaps. True the
   // first time; then call `blocking_streams_exist` if there are heaps. Lock-free.
   static bool note_blocking_stream() noexcept { return !blocking_streams_.exchange(true); }
+  // Notes that the program has created a stream, in any context; then call `create_events_ahead`. Lock-free.
+  static void note_stream() noexcept { streams_created_.fetch_add(1, std::memory_order_relaxed); }
   void blocking_streams_exist() noexcept;
   // Call before the original function destroys the stream.
   void stream_destroyed(CUstream stream) noexcept;
@@ -231,6 +233,7 @@ class Heaps {
   std::mutex mutex_;            // guards making and closing heaps, peers and keeps_idle_
   // Whether the program has made a stream that synchronizes with the legacy stream.
   static inline std::atomic<bool> blocking_streams_{false};
+  static inline std::atomic<std::size_t> streams_created_{0};
   bool keeps_idle_ = false;
   std::atomic<bool> refuses_{false};
   std::mutex redirection_mutex_;  // guards changes of redirected pools

@@ -142,11 +142,13 @@ void Heap::stream_destroyed(CUstream stream) noexcept {
   order_.stream_destroyed(*event);
 }
 
-void Heap::create_events_ahead() noexcept {
+void Heap::create_events_ahead(std::size_t streams) noexcept {
   std::size_t missing = 0;
   {
     const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (lock.owns_lock()) missing = order_.missing_events();
+    if (!lock.owns_lock()) return;
+    order_.expect_streams(streams);
+    missing = order_.missing_events();
   }
   const ContextScope scope(driver_, context_);
   if (missing == 0 || !scope.ok()) return;

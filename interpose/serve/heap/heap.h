@@ -227,8 +227,9 @@ class Heap {
   // From now on, synchronizing releases nothing, whatever the thresholds are: the caller uses `trim`.
   void keep_idle_memory() noexcept;
   // Call in a call of the program that waits while another thread waits for room in the queue of a stream: creating an
-  // event does so, too. Does nothing while another thread has the lock.
-  void create_events_ahead() noexcept;
+  // event does so, too. Does nothing while another thread has the lock. `streams`: how many streams the program has, as
+  // far as the caller knows.
+  void create_events_ahead(std::size_t streams = 0) noexcept;
   // Call when the program has synchronized with a stream, an event or the context.
   void after_synchronization() noexcept;
   // See StreamOrder::blocking_streams_exist.

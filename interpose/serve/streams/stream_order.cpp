@@ -13,9 +13,12 @@ constexpr int kMaxQueryRounds = 256;
 // Of a stream that is not watched, and of the legacy stream, where late events are hardly ever recorded, one of so many
 // frees has an event of its own.
 constexpr std::uint64_t kFreesPerEvent = 64;
-// Events are created ahead, this many at once, when few are unused. The queue of a stream takes about a thousand pieces
-// of work, and an event is one of them.
-constexpr std::size_t kEventsAtOnce = 1024;
+// Events are created ahead, this many for each stream, since the queue of a stream takes about a thousand pieces of
+// work, and an event is one of them. At most four streams count: creating an event takes an H200's host two
+// microseconds. More are created when few are unused, which a program with many streams mostly gives cause for, since
+// it creates events to order them.
+constexpr std::size_t kEventsOfStream = 1024;
+constexpr std::size_t kMostCountedStreams = 4;
 constexpr std::size_t kFewEvents = 256;
 
 }  // namespace
@@ -53,8 +56,15 @@ void StreamOrder::close(bool destroy_events) noexcept {
   closed_ = true;
 }
 
+void StreamOrder::expect_streams(std::size_t streams) noexcept {
+  expected_streams_ = std::max(expected_streams_, streams);
+}
+
 std::size_t StreamOrder::missing_events() const noexcept {
-  return closed_ || unused_.size() >= kFewEvents ? 0 : kEventsAtOnce;
+  if (closed_) return 0;
+  const std::size_t wanted = kEventsOfStream * std::clamp<std::size_t>(expected_streams_, 1, kMostCountedStreams);
+  if (unused_.total() < wanted) return wanted - unused_.total();
+  return unused_.size() < kFewEvents ? kEventsOfStream : 0;
 }
 
 void StreamOrder::add_events(std::span<const CUevent> events) {

@@ -13,10 +13,12 @@ namespace stalloc::serve {
 class UnusedEvents {
  public:
   [[nodiscard]] std::size_t size() const noexcept { return events_.size(); }
+  // How many there would be if none were in use.
+  [[nodiscard]] std::size_t total() const noexcept { return total_; }
   // Makes room for more events. Throws std::bad_alloc.
   void grow(std::size_t more) {
-    events_.reserve(capacity_ + more);
-    capacity_ += more;
+    events_.reserve(total_ + more);
+    total_ += more;
   }
   // Pre: there is room.
   void put(CUevent event) noexcept { events_.push_back(event); }
@@ -31,13 +33,13 @@ class UnusedEvents {
   // The same for an event that will not be put back, so its room goes, too.
   CUevent remove() noexcept {
     const CUevent event = take();
-    if (event != nullptr) --capacity_;
+    if (event != nullptr) --total_;
     return event;
   }
 
  private:
   std::vector<CUevent> events_;
-  std::size_t capacity_ = 0;  // how many there would be if none were in use
+  std::size_t total_ = 0;
 };
 
 }  // namespace stalloc::serve

@@ -259,6 +259,27 @@ TEST_CASE("without events, bytes are refused until the program synchronizes or t
   REQUIRE(driver.is_ordered(s, freed));
 }
 
+TEST_CASE("there are events for the full queues of the streams that the program has created", "[serve][order]") {
+  constexpr std::uint64_t kFrees = 1000;
+  FakeDriver driver{kPage};
+  StreamOrder order{driver, FakeDriver::context(), 2 * kFrees * kPage, kPage};
+  const std::size_t streams = GENERATE(1, 2, 3, 4, 5);
+  order.expect_streams(streams);
+  order.expect_streams(0);  // the caller does not know
+  REQUIRE(order.missing_events() == 1024 * std::min<std::size_t>(streams, 4));
+  create_events(order, driver, order.missing_events());
+  REQUIRE(order.missing_events() == 0);
+  const StreamKey keys[] = {{driver.new_stream(), 0}, {driver.new_stream(), 0}};
+  for (const StreamKey& key : keys) driver.work(key);  // so that no event completes
+  const StreamOrdinal s = order.ordinal(keys[0]);
+  const StreamOrdinal t = order.ordinal(keys[1]);
+  for (std::uint64_t i = 0; i < 2 * kFrees; ++i) {
+    free_on(order, Ranges{{i * kPage, (i + 1) * kPage}}, i < kFrees ? s : t, true);
+  }
+  REQUIRE(order.order(Ranges{{0, kPage}}, t));
+  REQUIRE(order.order(Ranges{{kFrees * kPage, (kFrees + 1) * kPage}}, s) == (streams > 1));
+}
+
 TEST_CASE("a stream waits for the event of the free, and for a late event only if allowed", "[serve][order]") {
   Fixture f;
   const bool event_now = GENERATE(true, false);
