@@ -33,7 +33,7 @@ def register(subparsers):
                                    usage="stalloc record [options] -- PROGRAM ...")
     parser.add_argument("-o", "--output", metavar="TRACE",
                         help="the file for the trace (default: STALLOC_TRACE, else trace.fb); %%r stands for the rank, %%p for the process "
-                        "id and %%h for the host; without %%r, the rank is put before the extension")
+                        "id and %%h for the host; without %%r and %%p, the rank is put before the extension")
     parser.add_argument("--no-stacks", action="store_true", help="record no call stacks, for a smaller trace")
     launch.add_options(parser)
 
