@@ -7,7 +7,7 @@
 namespace stalloc {
 
 // While an object lives, this thread cannot be cancelled (pthread_cancel). Opening, reading, writing and closing are
-// cancellation points, but a request is none, and a hook cannot be unwound. Keeps errno.
+// cancellation points, but CUDA's functions are none, and their hooks cannot be unwound. Keeps errno.
 class NoCancellation {
  public:
   NoCancellation() noexcept;

@@ -73,8 +73,8 @@ class Captures {
     return result;
   }
   // The program destroys `stream`. That ends the capture which began on it. The capture that it has only joined becomes
-  // invalid, but lasts until it is ended. CUDA's function may wait for room in the queue of another stream, so that it
-  // is called without the lock; after it, CUDA may give the handle to another stream.
+  // invalid, but lasts until it is ended. CUDA's function may wait for room in the queue of another stream, so it is
+  // called without the lock; after it, CUDA may give the handle to another stream.
   template <class Original>
   CUresult destroy_stream(CUstream stream, Original original) noexcept {
     if (!may_be_active()) return original();
@@ -118,7 +118,7 @@ class Captures {
   void add_origin(const Origin& origin) noexcept;
   Origin remove_origin(CUstream stream) noexcept;
   void note_end(CUstream stream) noexcept;
-  // Whether the stream and the legacy stream wait for each other, as far as the driver says.
+  // Whether the stream and the legacy stream wait for each other; true also if the driver does not say.
   [[nodiscard]] bool synchronizes_with_legacy(const StreamKey& stream) const noexcept;
   [[nodiscard]] Status status_by_driver(CUstream stream) const noexcept;
   [[nodiscard]] CUresult permission_by_driver() const noexcept;

@@ -136,7 +136,8 @@ class Heaps {
   // The program has created a stream that synchronizes with the legacy stream, perhaps before there are heaps. True the
   // first time; then call `blocking_streams_exist` if there are heaps. Lock-free.
   static bool note_blocking_stream() noexcept { return !blocking_streams_.exchange(true); }
-  // Notes that the program has created a stream, in any context; then call `create_events_ahead`. Lock-free.
+  // Notes that the program has created a stream, in any context; then call `create_events_ahead`. Streams of green
+  // contexts need not be noted, since the events of their frees are not those that were created ahead. Lock-free.
   static void note_stream() noexcept { streams_created_.fetch_add(1, std::memory_order_relaxed); }
   void blocking_streams_exist() noexcept;
   // Call before the original function destroys the stream.

@@ -20,7 +20,7 @@ struct RankResult {
   std::string rank;                // as recorded, else the number in the file's name, else the file's name
   std::string recorded_rank;       // by the launcher's variables; empty: none
   bool recorded = false;           // the input is a trace
-  bool closed = true;              // it is no trace that lacks its end
+  std::optional<bool> closed;      // it is no trace that lacks its end; nothing: it was not read
   std::vector<std::string> notes;  // remarks on the trace (notes_on)
   std::string written;             // path of the plan; empty: not written
   std::string error;               // empty: planned

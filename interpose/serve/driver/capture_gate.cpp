@@ -22,14 +22,14 @@ void CaptureGate::begin_work(Entry& work) noexcept {
 
 void CaptureGate::begin_change(Entry& change) noexcept {
   std::unique_lock lock(mutex_);
-  change.next = changes_;
-  changes_ = &change;
   const auto must_wait = [&] {
     const Entry* work = works_;
     while (work != nullptr && !excludes(change, *work)) work = work->next;
     return work != nullptr;
   };
   while (must_wait()) wait_for_an_end(lock);
+  change.next = changes_;
+  changes_ = &change;
 }
 
 void CaptureGate::end(Entry*& list, Entry& entry) noexcept {

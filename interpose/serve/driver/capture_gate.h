@@ -59,11 +59,13 @@ class CaptureGate {
     return captures_.load(std::memory_order_acquire) == 0 ? begun + 1 : 0;
   }
 
-  // For WorkLock: the streams are not known.
+  // For WorkLock: the streams are not known, as of an event behind all work of a context. No capture at all begins
+  // meanwhile.
   static constexpr StreamKey kAnyStream{};
 
  private:
-  // A lock that a thread holds or waits for, in a list.
+  // A lock that a thread holds, in a list. A lock that is waited for excludes nothing yet: the work that it waits for
+  // may wait for room in a queue, and work of other streams must not wait for that.
   struct Entry {
     StreamKey stream;
     bool excludes_legacy = false;
@@ -115,7 +117,7 @@ class CaptureGate {
   std::atomic<bool> any_unobserved_{false};
   std::mutex mutex_;                    // protects the lists and `waiting_`; held briefly
   Entry* works_ = nullptr;              // that threads hold
-  Entry* changes_ = nullptr;            // that threads hold or wait for, so that later work waits for them
+  Entry* changes_ = nullptr;            // that threads hold
   std::uint32_t waiting_ = 0;           // threads that wait for a lock
   std::atomic<std::uint32_t> ends_{0};  // of locks, while threads were waiting
 };

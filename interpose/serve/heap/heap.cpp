@@ -143,11 +143,11 @@ void Heap::stream_destroyed(CUstream stream) noexcept {
 }
 
 void Heap::create_events_ahead(std::size_t streams) noexcept {
+  order_.expect_streams(streams);
   std::size_t missing = 0;
   {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock.owns_lock()) return;
-    order_.expect_streams(streams);
     missing = order_.missing_events();
   }
   const ContextScope scope(driver_, context_);

@@ -227,8 +227,8 @@ class Heap {
   // From now on, synchronizing releases nothing, whatever the thresholds are: the caller uses `trim`.
   void keep_idle_memory() noexcept;
   // Call in a call of the program that waits while another thread waits for room in the queue of a stream: creating an
-  // event does so, too. Does nothing while another thread has the lock. `streams`: how many streams the program has, as
-  // far as the caller knows.
+  // event does so, too. While another thread has the lock, creates none. `streams`: how many streams the program has
+  // created, and the default one, as far as the caller knows.
   void create_events_ahead(std::size_t streams = 0) noexcept;
   // Call when the program has synchronized with a stream, an event or the context.
   void after_synchronization() noexcept;

@@ -41,7 +41,7 @@ CUdeviceptr Heap::serve_under_pressure(const StreamKey* stream, CUmemoryPool poo
   bool needs_events = false;
   {
     const PlainLock lock(mutex_);
-    needs_events = order_.missing_events() > 0 && request.bytes <= available_bytes_locked();
+    needs_events = order_.has_few_events() && request.bytes <= available_bytes_locked();
   }
   if (needs_events) create_events_ahead();
   {

@@ -57,15 +57,20 @@ void StreamOrder::close(bool destroy_events) noexcept {
 }
 
 void StreamOrder::expect_streams(std::size_t streams) noexcept {
-  expected_streams_ = std::max(expected_streams_, streams);
+  std::size_t known = expected_streams_.load(std::memory_order_relaxed);
+  while (known < streams && !expected_streams_.compare_exchange_weak(known, streams, std::memory_order_relaxed)) {
+  }
 }
 
 std::size_t StreamOrder::missing_events() const noexcept {
   if (closed_) return 0;
-  const std::size_t wanted = kEventsOfStream * std::clamp<std::size_t>(expected_streams_, 1, kMostCountedStreams);
+  const std::size_t streams = expected_streams_.load(std::memory_order_relaxed);
+  const std::size_t wanted = kEventsOfStream * std::clamp<std::size_t>(streams, 1, kMostCountedStreams);
   if (unused_.total() < wanted) return wanted - unused_.total();
-  return unused_.size() < kFewEvents ? kEventsOfStream : 0;
+  return has_few_events() ? kEventsOfStream : 0;
 }
+
+bool StreamOrder::has_few_events() const noexcept { return !closed_ && unused_.size() < kFewEvents; }
 
 void StreamOrder::add_events(std::span<const CUevent> events) {
   unused_.grow(events.size());

@@ -6,6 +6,8 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -133,11 +135,14 @@ class StreamOrder {
   // wait for them.
   void allow_late_events(bool may) noexcept { late_events_allowed_ = may; }
 
-  // That many streams may be given work by frees.
+  // The program has at least that many streams, with the default one; a smaller number than before changes nothing.
+  // Needs no lock.
   void expect_streams(std::size_t streams) noexcept;
   // How many events are to be created, so that there are enough for some time. They are for the context, without
   // timing; `add_events` takes them. Throws std::bad_alloc; the caller then still owns them.
   [[nodiscard]] std::size_t missing_events() const noexcept;
+  // Whether few events are unused, so that frees may soon find none.
+  [[nodiscard]] bool has_few_events() const noexcept;
   void add_events(std::span<const CUevent> events);
   // Returns an event that the caller then owns; null: there is none.
   CUevent take_unused_event() noexcept { return unused_.remove(); }
@@ -326,7 +331,7 @@ class StreamOrder {
   SparseArray<std::uint64_t> waited_;   // by pair: the value of `ordered` if the program had created no order itself
   SparseArray<bool> program_orders_;    // by pair: the program's own order has spared a wait
   StreamOrdinal stream_count_ = 0;
-  std::size_t expected_streams_ = 0;
+  std::atomic<std::size_t> expected_streams_{0};
   bool closed_ = false;
   bool has_blocking_streams_ = false;
   bool late_events_allowed_ = false;

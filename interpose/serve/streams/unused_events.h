@@ -13,7 +13,7 @@ namespace stalloc::serve {
 class UnusedEvents {
  public:
   [[nodiscard]] std::size_t size() const noexcept { return events_.size(); }
-  // How many there would be if none were in use.
+  // The unused ones, and those that will be put back; not those that `remove` gave away.
   [[nodiscard]] std::size_t total() const noexcept { return total_; }
   // Makes room for more events. Throws std::bad_alloc.
   void grow(std::size_t more) {

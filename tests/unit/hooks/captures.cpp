@@ -71,7 +71,7 @@ CUresult allocate_and_free(CUstream stream) {
   return result == CUDA_SUCCESS ? cuMemFreeAsync(at, stream) : result;
 }
 
-// Whether the call returns although another stream's queue is full. Afterwards it and what it waits for are not held.
+// Whether the call returns although another stream's queue is full. Afterwards both streams are opened.
 template <class Call>
 bool returns_beside(FullStream& full, FullStream& waited_for, CUcontext context, Call call) {
   std::atomic<bool> returned{false};
@@ -218,6 +218,28 @@ TEST_CASE("in a forked child the hooks of captures wait for nobody", "[hooks][ca
   CHECK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
   end_capture(stream);
   CHECK(cuEventDestroy_v2(event) == CUDA_SUCCESS);
+}
+
+TEST_CASE("a capture of a blocking stream begins only while the legacy stream is given no work", "[hooks][captures]") {
+  Machine machine;
+  const bool blocking = GENERATE(false, true);
+  CUstream stream = nullptr;
+  REQUIRE(cuStreamCreate(&stream, blocking ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+  std::atomic<bool> begun{false};
+  std::thread beginning;
+  {
+    const serve::CaptureGate::WorkLock work(machine.captures.gate(), {CU_STREAM_LEGACY, 0});
+    beginning = std::thread([&] {
+      cuCtxSetCurrent(machine.context);
+      begun = cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS;
+    });
+    for (int i = 0; i < (blocking ? 20 : 2000) && !begun; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    CHECK(begun != blocking);
+  }
+  beginning.join();
+  CHECK(begun);
+  end_capture(stream);
 }
 
 TEST_CASE("during a capture, a full stream holds up only what it holds up without the library", "[hooks][captures]") {

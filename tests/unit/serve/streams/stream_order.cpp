@@ -269,6 +269,11 @@ TEST_CASE("there are events for the full queues of the streams that the program 
   REQUIRE(order.missing_events() == 1024 * std::min<std::size_t>(streams, 4));
   create_events(order, driver, order.missing_events());
   REQUIRE(order.missing_events() == 0);
+  const CUevent taken = order.take_unused_event();
+  REQUIRE(order.missing_events() == 1);
+  REQUIRE_FALSE(order.has_few_events());
+  order.give_back_event(taken);
+  REQUIRE(order.missing_events() == 0);
   const StreamKey keys[] = {{driver.new_stream(), 0}, {driver.new_stream(), 0}};
   for (const StreamKey& key : keys) driver.work(key);  // so that no event completes
   const StreamOrdinal s = order.ordinal(keys[0]);
