@@ -101,7 +101,7 @@ serve::Heap* Heaps::create_heap(int ordinal, CUcontext context) noexcept {
   apply_thresholds(*heap);
   if (keeps_idle_) heap->keep_idle_memory();
   if (blocking_streams_.load()) heap->blocking_streams_exist();
-  heap->create_events_ahead(streams_created_.load() + 1);
+  heap->create_events_ahead(streams_created_.load() + 1);  // also for the streams that exist already
   for (int peer = 0; peer < kDevices; ++peer) {
     if (device.peers[static_cast<std::size_t>(peer)]) heap->grant_access(peer);
   }
