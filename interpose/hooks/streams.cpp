@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Streams that the program creates and destroys.
-#include "interpose/base/destroyed_streams.h"
+#include "interpose/base/program_streams.h"
 #include "interpose/base/log.h"
 #include "interpose/hooks/actions.h"
 
 namespace stalloc::hooks::streams {
 
 void created(CUstream stream, unsigned flags) noexcept {
-  note_stream_created(stream);
+  note_stream_created(stream, flags);
   Heaps::note_stream();
   Heaps* heaps = Session::known_active_heaps();
   if (heaps != nullptr) heaps->create_events_ahead();
@@ -19,7 +19,7 @@ void created(CUstream stream, unsigned flags) noexcept {
 CUresult create_green(const Call<CUresult(CUstream*, struct CUgreenCtx_st*, unsigned, int)>& call, CUstream* stream,
                       struct CUgreenCtx_st* context, unsigned flags, int priority) noexcept {
   const CUresult result = device_memory::call_with_retry(call, 0, stream, context, flags, priority);
-  if (result == CUDA_SUCCESS) note_stream_created(*stream);
+  if (result == CUDA_SUCCESS) note_stream_created(*stream, flags);
   return result;
 }
 
@@ -30,7 +30,7 @@ CUresult destroy(const Call<CUresult(CUstream)>& call, CUstream stream) noexcept
   if (!session.active()) return call.original(stream);
   const bool is_noted = note_stream_destroyed(stream);
   const CUresult result = Session::captures().destroy_stream(stream, [&] { return call.original(stream); });
-  if (is_noted && result != CUDA_SUCCESS) note_stream_created(stream);
+  if (is_noted && result != CUDA_SUCCESS) note_stream_kept(stream);
   return result;
 }
 

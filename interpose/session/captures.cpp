@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "interpose/base/destroyed_streams.h"
+#include "interpose/base/program_streams.h"
 
 namespace stalloc {
 
@@ -41,10 +41,6 @@ Captures::Origin Captures::remove_origin(CUstream stream) noexcept {
 void Captures::note_end(CUstream stream) noexcept {
   const bool was_counted = remove_origin(stream).stream != nullptr && stream != CU_STREAM_PER_THREAD;
   if (was_counted || !gate_.any_unobserved()) gate_.capture_ended();
-}
-
-bool Captures::synchronizes_with_legacy(const StreamKey& stream) const noexcept {
-  return stream.is_default() || is_destroyed(stream.handle) || cuda_.is_blocking(stream.handle);
 }
 
 Captures::Status Captures::status_by_driver(CUstream stream) const noexcept {

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <string_view>
 
+#include "interpose/base/program_streams.h"
 #include "interpose/base/stream_key.h"
 #include "interpose/serve/driver/capture_gate.h"
 #include "interpose/session/cuda.h"
@@ -50,7 +51,7 @@ class Captures {
   template <class Original>
   CUresult begin(CUstream stream, Original original) noexcept {
     const StreamKey key = make_stream_key(stream, true);
-    const serve::CaptureGate::CaptureLock change(gate_, key, synchronizes_with_legacy(key));
+    const serve::CaptureGate::CaptureLock change(gate_, key, !is_non_blocking(key.handle));
     const std::lock_guard lock(mutex_);
     gate_.capture_began();
     const CUresult result = original();
@@ -95,7 +96,7 @@ class Captures {
   template <class Original>
   CUresult wait_event(const StreamKey& stream, Original original) noexcept {
     if (!may_be_active()) return original();
-    const serve::CaptureGate::CaptureLock change(gate_, stream, synchronizes_with_legacy(stream));
+    const serve::CaptureGate::CaptureLock change(gate_, stream, !is_non_blocking(stream.handle));
     return original();
   }
 
@@ -118,8 +119,6 @@ class Captures {
   void add_origin(const Origin& origin) noexcept;
   Origin remove_origin(CUstream stream) noexcept;
   void note_end(CUstream stream) noexcept;
-  // Whether the stream and the legacy stream wait for each other; true also if the driver does not say.
-  [[nodiscard]] bool synchronizes_with_legacy(const StreamKey& stream) const noexcept;
   [[nodiscard]] Status status_by_driver(CUstream stream) const noexcept;
   [[nodiscard]] CUresult permission_by_driver() const noexcept;
 

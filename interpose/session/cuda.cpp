@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "interpose/session/cuda.h"
 
-#include "interpose/base/destroyed_streams.h"
+#include "interpose/base/program_streams.h"
 
 namespace stalloc {
 
@@ -121,16 +121,10 @@ CUcontext Cuda::context_of_stream(CUstream stream) const noexcept {
   return cuStreamGetCtx_(stream, &context) == CUDA_SUCCESS ? context : nullptr;
 }
 
-bool Cuda::is_blocking(CUstream stream) const noexcept {
-  const auto relaxed = relax_captures();
-  unsigned flags = CU_STREAM_DEFAULT;
-  return cuStreamGetFlags_(stream, &flags) != CUDA_SUCCESS || (flags & CU_STREAM_NON_BLOCKING) == 0;
-}
-
 CUresult Cuda::create_stream(CUstream* stream) const noexcept {
   const auto relaxed = relax_captures();
   const CUresult result = cuStreamCreate_(stream, CU_STREAM_NON_BLOCKING);
-  if (result == CUDA_SUCCESS) note_stream_created(*stream);
+  if (result == CUDA_SUCCESS) note_stream_created(*stream, CU_STREAM_NON_BLOCKING);
   return result;
 }
 

@@ -91,9 +91,6 @@ class Cuda {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     return capture_status(stream, &status) == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_INVALIDATED;
   }
-  // Whether a stream was created without CU_STREAM_NON_BLOCKING; true also if the driver does not say. Pre: it is no
-  // default stream.
-  [[nodiscard]] bool is_blocking(CUstream stream) const noexcept;
   // The context of a stream; null: unknown. For a default stream, the thread's current one.
   [[nodiscard]] CUcontext context_of_stream(CUstream stream) const noexcept;
   // Creates a stream of the current context that does not synchronize with the legacy stream. Works also during

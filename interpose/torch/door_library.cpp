@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "interpose/base/destroyed_streams.h"
+#include "interpose/base/program_streams.h"
 #include "interpose/session/session.h"
 #include "interpose/torch/context_wait.h"
 #include "interpose/torch/ipc.h"

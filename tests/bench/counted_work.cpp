@@ -59,7 +59,7 @@ namespace {
 constexpr std::size_t kBetweenOrders = 16;  // requests
 constexpr std::size_t kLeftOut = 500;       // in matching, one request in so many is left out
 constexpr std::size_t kBeginning = 10'000;  // requests
-const StreamKey kStreams[2] = {{reinterpret_cast<CUstream>(0x100), 0}, {reinterpret_cast<CUstream>(0x200), 0}};
+const StreamKey kStreams[2] = {bench::make_stream(0), bench::make_stream(1)};
 
 template <class Work>
 void count(Work work) {

@@ -6,9 +6,18 @@
 #include <cstdint>
 #include <span>
 
+#include "interpose/base/program_streams.h"
+#include "interpose/base/stream_key.h"
 #include "interpose/serve/driver/driver.h"
 
 namespace stalloc::bench {
+
+// A stream as PyTorch creates it.
+inline StreamKey make_stream(std::size_t number) {
+  const auto handle = reinterpret_cast<CUstream>(0x100 * (number + 1));
+  note_stream_created(handle, CU_STREAM_NON_BLOCKING);
+  return {handle, 0};
+}
 
 // Addresses are reserved one behind the other. Events are never over, so no free is known to be complete. Not
 // thread-safe: a heap reserves under its lock.
@@ -36,8 +45,6 @@ class NothingDriver final : public serve::Driver {
   CUresult push_context(CUcontext) override { return CUDA_SUCCESS; }
   CUresult pop_context() override { return CUDA_SUCCESS; }
   CUresult stream_context(CUstream, CUcontext* context) override { return *context = nullptr, CUDA_SUCCESS; }
-  // As PyTorch creates its streams.
-  CUresult stream_flags(CUstream, unsigned* flags) override { return *flags = CU_STREAM_NON_BLOCKING, CUDA_SUCCESS; }
   CUresult is_capturing(CUstream, bool* capturing) override { return *capturing = false, CUDA_SUCCESS; }
   CUresult create_event(CUevent* event) override { return *event = reinterpret_cast<CUevent>(16), CUDA_SUCCESS; }
   CUresult destroy_event(CUevent) override { return CUDA_SUCCESS; }

@@ -63,7 +63,7 @@ struct Row {
   bool two_streams;
 };
 
-const StreamKey kStreams[2] = {{reinterpret_cast<CUstream>(0x100), 0}, {reinterpret_cast<CUstream>(0x200), 0}};
+const StreamKey kStreams[2] = {bench::make_stream(0), bench::make_stream(1)};
 
 // A random size between the two, whose logarithm is uniformly distributed.
 std::uint64_t any_size(std::mt19937_64& random, std::uint64_t least, std::uint64_t most) {
@@ -155,7 +155,7 @@ double nanoseconds_with_threads(std::uint64_t bytes, std::size_t threads, std::s
   const auto start = std::chrono::steady_clock::now();
   for (std::size_t number = 0; number < threads; ++number) {
     running.emplace_back([&, number] {
-      const StreamKey stream{reinterpret_cast<CUstream>(0x100 * (number + 1)), 0};
+      const StreamKey stream = bench::make_stream(number);
       for (std::size_t i = 0; i < pairs / threads; ++i) {
         if (const auto address = heap->allocate(bytes, stream, nullptr)) heap->free_async(*address, stream);
       }

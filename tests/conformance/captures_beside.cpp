@@ -193,6 +193,15 @@ std::vector<Action> questions_and_pools() {
   };
 }
 
+void ask_what_it_is(CaptureScene& scene, Answers& answers, CUstream stream) {
+  unsigned flags = 0;
+  CUcontext context = nullptr;
+  int priority = 0;
+  answers.add(scene.cuda.cuStreamGetFlags(stream, &flags));
+  answers.add(scene.cuda.cuStreamGetCtx(stream, &context));
+  answers.add(scene.cuda.cuStreamGetPriority(stream, &priority));
+}
+
 std::vector<Action> streams_and_events() {
   return {
       {"cuStreamSynchronize of another stream",
@@ -209,6 +218,7 @@ std::vector<Action> streams_and_events() {
          a.add(s.cuda.cuEventRecord(s.event, s.side));
          a.add(s.cuda.cuStreamWaitEvent(s.third, s.event, 0));
        }},
+      {"what another stream is", [](CaptureScene& s, Answers& a) { ask_what_it_is(s, a, s.side); }},
       {"cuStreamCreate and cuStreamDestroy",
        [](CaptureScene& s, Answers& a) {
          CUstream made = nullptr;
@@ -235,6 +245,43 @@ std::vector<Action> streams_and_events() {
 // Calls on the captured stream, which only its own thread may use.
 std::vector<Action> within() {
   return {
+      {"the flags of the captured stream",
+       [](CaptureScene& s, Answers& a) {
+         unsigned found = 0;
+         a.add(s.cuda.cuStreamGetFlags(s.captured, &found));
+       }},
+      {"the context of the captured stream",
+       [](CaptureScene& s, Answers& a) {
+         CUcontext found = nullptr;
+         a.add(s.cuda.cuStreamGetCtx(s.captured, &found));
+       }},
+      {"the priority of the captured stream",
+       [](CaptureScene& s, Answers& a) {
+         int found = 0;
+         a.add(s.cuda.cuStreamGetPriority(s.captured, &found));
+       }},
+      {"another stream joins the capture and is joined",
+       [](CaptureScene& s, Answers& a) {
+         a.add(s.cuda.cuEventRecord(s.event, s.captured));
+         a.add(s.cuda.cuStreamWaitEvent(s.side, s.event, 0));
+         a.add(s.cuda.cuEventRecord(s.event, s.side));
+         a.add(s.cuda.cuStreamWaitEvent(s.captured, s.event, 0));
+       }},
+      {"the captured stream waits for its own event",
+       [](CaptureScene& s, Answers& a) {
+         a.add(s.cuda.cuEventRecord(s.event, s.captured));
+         a.add(s.cuda.cuStreamWaitEvent(s.captured, s.event, 0));
+       }},
+      {"the captured stream waits for an event from outside",
+       [](CaptureScene& s, Answers& a) { a.add(s.cuda.cuStreamWaitEvent(s.captured, s.event, 0)); }},
+      {"a stream that has joined uses the memory of another one",
+       [](CaptureScene& s, Answers& a) {
+         a.add(s.cuda.cuEventRecord(s.event, s.captured));
+         a.add(s.cuda.cuStreamWaitEvent(s.side, s.event, 0));
+         a.add(s.free(&s.ordered, s.side));
+         a.add(s.cuda.cuEventRecord(s.event, s.side));
+         a.add(s.cuda.cuStreamWaitEvent(s.captured, s.event, 0));
+       }},
       {"cuMemAllocAsync and cuMemFreeAsync on the captured stream",
        [](CaptureScene& s, Answers& a) {
          CUdeviceptr at = 0;

@@ -23,6 +23,7 @@ namespace stalloc::conformance {
   apply(cuMemsetD8Async) apply(cuMemsetD32Async) apply(cuMemsetD2D32Async) \
   apply(cuMemcpyDtoHAsync) apply(cuMemcpyDtoDAsync) apply(cuMemcpy2DAsync) \
   apply(cuStreamCreate) apply(cuStreamDestroy) apply(cuStreamSynchronize) apply(cuStreamQuery) \
+  apply(cuStreamGetFlags) apply(cuStreamGetCtx) apply(cuStreamGetPriority) \
   apply(cuStreamWaitEvent) apply(cuLaunchHostFunc) \
   apply(cuStreamBeginCapture) apply(cuStreamEndCapture) \
   apply(cuGraphInstantiate) apply(cuGraphLaunch) apply(cuGraphDestroy) apply(cuGraphExecDestroy) \

@@ -161,6 +161,15 @@ CUresult set_threshold(Objects& /*o*/) {
   cuuint64_t bytes = kBig;
   return cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &bytes);
 }
+CUresult begin_capture(CUstream stream) { return cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED); }
+CUresult capture_s(Objects& o) {
+  must(begin_capture(o.s));
+  return cuEventRecord(o.event, o.s);  // a stream that waits for it joins the capture
+}
+CUresult end_capture_of_s(Objects& o) {
+  CUgraph graph = nullptr;
+  return cuStreamEndCapture(o.s, &graph);
+}
 CUresult query(CUresult result) { return result == CUDA_ERROR_NOT_READY ? CUDA_SUCCESS : result; }
 
 // What a call does without a library on an H200 (driver 580).
@@ -174,6 +183,7 @@ struct Row {
   std::string_view name;
   Alone alone;
   Call call;
+  Call before = nullptr;  // made before T is held
 };
 
 const std::vector<Row> kCalls = {
@@ -231,6 +241,17 @@ const std::vector<Row> kCalls = {
     {"memset on a blocking stream", kReturns,
      [](Objects& o) { return cuMemsetD8Async(o.of_blocking, 1, kSmall, o.blocking); }},
     {"record an event on a blocking stream", kReturns, [](Objects& o) { return cuEventRecord(o.event, o.blocking); }},
+    {"begin a capture of S", kWaits, [](Objects& o) { return begin_capture(o.s); }},
+    {"begin a capture of T", kWaits, [](Objects& o) { return begin_capture(o.t); }},
+    {"begin a capture of a blocking stream", kWaits, [](Objects& o) { return begin_capture(o.blocking); }},
+    {"memset on S under capture", kMayWait, [](Objects& o) { return cuMemsetD8Async(o.of_s, 1, kSmall, o.s); },
+     capture_s},
+    {"end a capture of S", kMayWait, end_capture_of_s, capture_s},
+    {"let an idle stream join a capture", kMayWait, [](Objects& o) { return cuStreamWaitEvent(o.other, o.event, 0); },
+     capture_s},
+    {"let T join a capture", kMayWait, [](Objects& o) { return cuStreamWaitEvent(o.t, o.event, 0); }, capture_s},
+    {"wait for an event beside a capture", kMayWait,
+     [](Objects& o) { return cuStreamWaitEvent(o.other, o.reached, 0); }, capture_s},
     {"destroy an idle event", kWaits, [](Objects& o) { return cuEventDestroy(o.reached); }},
     {"synchronize the context", kWaits, [](Objects& /*o*/) { return cuCtxSynchronize(); }},
 };
@@ -276,6 +297,7 @@ void prepare(Objects& o) {
 int show(const Row& row) {
   Objects o;
   prepare(o);
+  if (row.before != nullptr) must(row.before(o));
   must(cuLaunchHostFunc(o.t, hold, nullptr));
   CUdeviceptr freed_while_held = 0;
   must(cuMemAllocAsync(&freed_while_held, kBig, o.t));

@@ -52,10 +52,9 @@ class Driver {
   virtual CUresult push_context(CUcontext context) = 0;
   virtual CUresult pop_context() = 0;  // undoes the thread's latest push_context
   // The context of `stream`; for a default stream (legacy or per thread), the calling thread's current context. Fails
-  // for a stream that was destroyed (destroyed_streams.h), and so does `is_capturing`. The others must not be called
+  // for a stream that was destroyed (program_streams.h), and so does `is_capturing`. The others must not be called
   // with such a stream.
   virtual CUresult stream_context(CUstream stream, CUcontext* context) = 0;
-  virtual CUresult stream_flags(CUstream stream, unsigned* flags) = 0;  // of cuStreamCreate; not for default streams
 
   // Order. Events have no timing. CU_STREAM_PER_THREAD means the calling thread's own stream; both default streams are
   // those of the current context. `is_capturing` also returns an error if `stream` is the legacy stream and a blocking

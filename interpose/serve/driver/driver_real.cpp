@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 
-#include "interpose/base/destroyed_streams.h"
+#include "interpose/base/program_streams.h"
 #include "interpose/base/stream_key.h"
 #include "interpose/serve/driver/relaxed_capture.h"
 
@@ -128,11 +128,6 @@ CUresult RealDriver::stream_context(CUstream stream, CUcontext* context) {
   if (is_destroyed(stream)) return CUDA_ERROR_INVALID_HANDLE;
   const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
   return call_.cuStreamGetCtx(stream, context);
-}
-
-CUresult RealDriver::stream_flags(CUstream stream, unsigned* flags) {
-  const RelaxedCapture relaxed(call_.cuThreadExchangeStreamCaptureMode);
-  return call_.cuStreamGetFlags(stream, flags);
 }
 
 // CUDA allows this query during any capture, so the capture mode is not relaxed. Every request makes this call. While

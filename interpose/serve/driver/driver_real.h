@@ -62,7 +62,6 @@ class RealDriver final : public Driver {
   CUresult push_context(CUcontext context) override;
   CUresult pop_context() override;
   CUresult stream_context(CUstream stream, CUcontext* context) override;
-  CUresult stream_flags(CUstream stream, unsigned* flags) override;
   CUresult is_capturing(CUstream stream, bool* capturing) override;
   CUresult create_event(CUevent* event) override;
   CUresult destroy_event(CUevent event) override;

@@ -5,6 +5,8 @@
 #include <new>
 #include <utility>
 
+#include "interpose/base/program_streams.h"
+
 namespace stalloc::serve {
 namespace {
 
@@ -150,9 +152,7 @@ StreamOrdinal StreamOrder::admit(StreamKey key, StreamOrdinal stream) noexcept {
     waited_[pair(stream, other)] = 0;
     program_orders_[pair(stream, other)] = program_orders_[pair(other, stream)] = false;
   }
-  unsigned flags = CU_STREAM_DEFAULT;
-  const bool non_blocking = !key.is_default() && driver_.stream_flags(key.handle, &flags) == CUDA_SUCCESS &&
-                            (flags & CU_STREAM_NON_BLOCKING) != 0;
+  const bool non_blocking = is_non_blocking(key.handle);
   admitted.blocking = !non_blocking && key.handle != CU_STREAM_LEGACY;
   clocks_.assign(stream, key, non_blocking);
   shared_.forget(stream);

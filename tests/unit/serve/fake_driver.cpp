@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "host_memory.h"
+#include "interpose/base/program_streams.h"
 
 namespace stalloc::test {
 namespace {
@@ -237,13 +238,6 @@ CUresult FakeDriver::stream_context(CUstream stream, CUcontext* context) {
   return CUDA_SUCCESS;
 }
 
-CUresult FakeDriver::stream_flags(CUstream stream, unsigned* flags) {
-  const Lock lock(mutex_);
-  if (fails()) return error_;
-  *flags = usable(stream).flags;
-  return CUDA_SUCCESS;
-}
-
 // --- streams and events: vector clocks
 
 std::size_t FakeDriver::index(StreamKey key, CUcontext context) {
@@ -281,7 +275,8 @@ CUstream FakeDriver::new_stream(CUcontext owner, unsigned flags) {
     handle = free_handles_.back();
     free_handles_.pop_back();
   }
-  streams_.push_back({{handle, 0}, owner, true, false, {}, flags});
+  streams_.push_back({{handle, 0}, owner, true, false, {}});
+  note_stream_created(handle, flags);
   return handle;
 }
 

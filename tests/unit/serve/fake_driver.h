@@ -110,7 +110,6 @@ class FakeDriver final : public serve::Driver {
   CUresult push_context(CUcontext context) override;
   CUresult pop_context() override;
   CUresult stream_context(CUstream stream, CUcontext* context) override;
-  CUresult stream_flags(CUstream stream, unsigned* flags) override;
   CUresult is_capturing(CUstream stream, bool* capturing) override;
   CUresult create_event(CUevent* event) override;
   CUresult destroy_event(CUevent event) override;
@@ -129,7 +128,6 @@ class FakeDriver final : public serve::Driver {
     bool alive = true;
     bool capturing = false;
     Clock clock;
-    unsigned flags = CU_STREAM_DEFAULT;
   };
   struct Event {
     CUcontext context = nullptr;

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "catch.h"
-#include "interpose/base/destroyed_streams.h"
+#include "interpose/base/program_streams.h"
 #include "interpose/session/session.h"
 #include "tests/unit/session/driver.h"
 #include "tests/unit/session/settings.h"
@@ -28,7 +28,7 @@ void must(CUresult result) { REQUIRE(result == CUDA_SUCCESS); }
 CUstream make_stream() {
   CUstream stream = nullptr;
   must(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
-  note_stream_created(stream);
+  note_stream_created(stream, CU_STREAM_NON_BLOCKING);
   return stream;
 }
 

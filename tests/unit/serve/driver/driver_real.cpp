@@ -91,10 +91,6 @@ DriverFunctions stand_ins() {
     *context = reinterpret_cast<CUcontext>(0x77);
     return noted();
   };
-  f.cuStreamGetFlags = [](CUstream, unsigned* flags) {
-    *flags = CU_STREAM_NON_BLOCKING;
-    return noted();
-  };
   f.cuStreamIsCapturing = [](CUstream, CUstreamCaptureStatus* status) {
     *status = seen.capture_status;
     return seen.capture_result;
