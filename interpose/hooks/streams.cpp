@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Streams that the program creates and destroys.
-#include "interpose/base/program_streams.h"
 #include "interpose/base/log.h"
+#include "interpose/base/program_streams.h"
 #include "interpose/hooks/actions.h"
 
 namespace stalloc::hooks::streams {

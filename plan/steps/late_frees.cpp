@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <functional>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -33,6 +34,38 @@ LivesBySlot lives_by_slot(const Problem& problem, const SteadyState& steady) {
   return lives;
 }
 
+// The live bytes after each request. Pre: they fit a device.
+std::vector<std::uint64_t> live_bytes(const Problem& problem) {
+  std::vector<std::uint64_t> all(problem.requests.size(), 0);
+  std::vector<std::uint64_t> freed(problem.requests.size(), 0);  // just before each request
+  std::uint64_t live = 0;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const Request& request = problem.requests[i];
+    live += request.bytes() - freed[i];
+    all[i] = live;
+    if (request.until < all.size()) freed[request.until] += request.bytes();
+  }
+  return all;
+}
+
+// The peak of live bytes without the late frees of single repetitions: that of the repetition in the middle, or of what
+// does not repeat, if it is higher.
+std::uint64_t usual_peak(const Problem& problem, const SteadyState& steady) {
+  const std::vector<std::uint64_t> live = live_bytes(problem);
+  const auto peak_in = [&](std::size_t from, std::size_t to) {
+    return std::accumulate(live.begin() + static_cast<std::ptrdiff_t>(from),
+                           live.begin() + static_cast<std::ptrdiff_t>(to), std::uint64_t{0},
+                           [](std::uint64_t peak, std::uint64_t bytes) { return std::max(peak, bytes); });
+  };
+  std::vector<std::uint64_t> peaks;
+  for (std::size_t i = 0; i < steady.repetitions; ++i) {
+    peaks.push_back(peak_in(steady.begin + i * steady.period, steady.begin + (i + 1) * steady.period));
+  }
+  const auto middle = peaks.begin() + static_cast<std::ptrdiff_t>((peaks.size() - 1) / 2);
+  std::nth_element(peaks.begin(), middle, peaks.end());
+  return std::max({*middle, peak_in(0, steady.begin), peak_in(steady.end(), live.size())});
+}
+
 // How long a request of the body lives if the `dropped` latest frees of each do not count; kNever: not known.
 std::uint64_t usual_life(const std::vector<std::uint64_t>& lives, std::size_t dropped) {
   return lives.empty() ? kNever : lives[std::min(dropped, (lives.size() - 1) / 2)];
@@ -56,9 +89,9 @@ UsualFrees without_late_frees(Problem problem) {
   if (steady.period == 0 || steady.repetitions < 3) return usual;
   if (!repeats_as_recorded(steady, usual.problem.requests.size())) return usual;
   const LivesBySlot lives = lives_by_slot(usual.problem, steady);
-  const std::uint64_t recorded = peak_live_bytes(usual.problem);
+  const std::uint64_t peak = usual_peak(usual.problem, steady);
   const auto is_enough = [&](std::size_t dropped) {
-    return peak_with(usual.problem, steady, lives, dropped) <= recorded + recorded / kPeakTolerance;
+    return peak_with(usual.problem, steady, lives, dropped) <= peak + peak / kPeakTolerance;
   };
   if (is_enough(0)) return usual;
   std::size_t dropped = 1;  // the fewest that are enough, or all that may be dropped

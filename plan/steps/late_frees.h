@@ -17,10 +17,12 @@ struct UsualFrees {
 // When memory that several streams use becomes free depends on the device, and in each step other frees come late. As a
 // request of the body lives for the longest of all repetitions, late frees of different steps would add up.
 //
-// If that needs more than a thousandth above the recorded peak, the latest frees of each request count as early as
-// those of the other repetitions: as few as are needed, and fewer than in half of the repetitions. When a free is late
-// in a later run, the request that finds its slot taken goes into a gap (plan/follow/gap.h). Only for runs of which
-// three quarters repeat in the recorded order. O(n log n). Pure.
+// If that needs more than a thousandth above the usual peak, the latest frees of each request count as early as those
+// of the other repetitions: as few as are needed, and fewer than in half of the repetitions. The usual peak is that of
+// the repetition in the middle, or of what does not repeat, if it is higher: the peak of the whole run may be that of
+// one late free. When a free is late in a later run, the request that finds its slot taken goes into a gap
+// (plan/follow/gap.h). Only for runs of which three quarters repeat in the recorded order. Pre: the requests fit a
+// device. O(n log n). Pure.
 UsualFrees without_late_frees(Problem problem);
 
 }  // namespace stalloc::plan

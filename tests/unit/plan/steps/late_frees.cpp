@@ -67,6 +67,16 @@ TEST_CASE("late frees of different steps do not add up", "[plan][late_frees]") {
   CHECK(without <= plan::peak_live_bytes(recorded));
 }
 
+TEST_CASE("a late free that makes the recorded peak does not count as usual", "[plan][late_frees]") {
+  constexpr std::size_t kLargest = kStep - 3;
+  const Problem recorded = steps(11, {{1 + 5 * kStep + kLargest, 2}});
+  const std::uint64_t peak_of_others = plan::peak_live_bytes(steps(11, {}));
+  REQUIRE(plan::peak_live_bytes(recorded) > peak_of_others);
+  const UsualFrees usual = plan::without_late_frees(recorded);
+  CHECK(usual.late == 1);
+  CHECK(plan_and_check(usual.problem).plan.physical_bytes <= peak_of_others + 4 * kMiB);
+}
+
 TEST_CASE("frees that are late without costing memory stay as they were", "[plan][late_frees]") {
   const Late late{{1 + 2 * kStep, 1}, {1 + 5 * kStep, 2}};  // of the smallest request
   const UsualFrees usual = plan::without_late_frees(steps(11, late));
