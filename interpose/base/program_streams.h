@@ -4,8 +4,7 @@
 //   Destroyed streams   CUDA may read the memory behind the handle of a stream, so that a call with one that was
 //                       destroyed may end the process. PyTorch's allocators keep such handles with their blocks, and
 //                       do not pass them to CUDA. So the library passes none of them to CUDA, either.
-//   Flags               Of a stream under capture, CUDA answers only calls that belong to the capture. Others, such as
-//                       cuStreamGetFlags, invalidate the capture.
+//   Flags               cuStreamGetFlags of a stream under capture invalidates the capture, in every mode.
 #pragma once
 
 #include <cuda.h>

@@ -47,19 +47,20 @@ class Captures {
   // begin unseen from now on.
   void note_lookup(std::string_view symbol) noexcept;
 
-  // The program begins a capture of `stream`; null: of the calling thread's own default stream.
+  // The program begins a capture of `stream`; null: of the calling thread's own default stream. CUDA's function may
+  // wait for room in the queue of another stream, so it is called without the lock. Before it, the capture is noted,
+  // lest another thread ends it first.
   template <class Original>
   CUresult begin(CUstream stream, Original original) noexcept {
     const StreamKey key = make_stream_key(stream, true);
     const serve::CaptureGate::CaptureLock change(gate_, key, !is_non_blocking(key.handle));
-    const std::lock_guard lock(mutex_);
     gate_.capture_began();
+    const Origin origin{key.handle, cuda_.context_of_stream(key.handle)};
+    locked([&] { add_origin(origin); });
     const CUresult result = original();
-    if (result == CUDA_SUCCESS) {
-      add_origin({key.handle, cuda_.context_of_stream(key.handle)});
-    } else {
-      gate_.capture_ended();
-    }
+    if (result == CUDA_SUCCESS) return result;
+    locked([&] { remove_origin(key.handle); });
+    gate_.capture_ended();
     return result;
   }
   // The program ends the capture of `stream`. Not every such call ends one: it may name a stream that joined a capture,
@@ -124,7 +125,7 @@ class Captures {
 
   const Cuda& cuda_;
   serve::CaptureGate gate_;
-  std::mutex mutex_;  // guards the origins; held while a capture begins or ends, so that each end is counted once
+  std::mutex mutex_;  // guards the origins; held while a capture ends, so that each end is counted once
   std::array<Origin, kMostOrigins> origins_{};
 };
 

@@ -306,8 +306,9 @@ void try_beside_full_stream(const Machine& machine, Report& report) {
   }
 }
 
-// A capture while another thread waits, in a free, for room in the held stream's queue: a library that gives the stream
-// work at the free must not let captures of other streams wait for it.
+// A capture that has begun before another thread waits, in a free, for room in the held stream's queue: a library that
+// gives the stream work at the free must not let captures of other streams wait for it. To begin a capture meanwhile
+// waits under CUDA alone.
 void try_beside_waiting_free(const Machine& machine, Report& report) {
   const Driver& cuda = machine.cuda;
   HeldScene scene(machine);
@@ -327,14 +328,15 @@ void try_beside_waiting_free(const Machine& machine, Report& report) {
     });
     std::this_thread::sleep_for(std::chrono::milliseconds(kBriefMs));
   };
-  report.fact("beside a thread that waits in a free on a full stream, a capture, and a wait for an event during it",
-              answers_beside_gate(machine, scene.held, behind, [&](Answers& answers) {
-                Capture capture(machine, scene.other, CU_STREAM_CAPTURE_MODE_RELAXED);
-                answers.add(cuda.cuStreamWaitEvent(third, event, CU_EVENT_WAIT_DEFAULT));
-                CUgraph graph = nullptr;
-                answers.add(capture.end(&graph));
-                answers.add(cuda.cuGraphDestroy(graph));
-              }));
+  Capture capture(machine, scene.other, CU_STREAM_CAPTURE_MODE_RELAXED);
+  report.fact(
+      "beside a thread that waits in a free on a full stream, a wait for an event during a capture, and its end",
+      answers_beside_gate(machine, scene.held, behind, [&](Answers& answers) {
+        answers.add(cuda.cuStreamWaitEvent(third, event, CU_EVENT_WAIT_DEFAULT));
+        CUgraph graph = nullptr;
+        answers.add(capture.end(&graph));
+        answers.add(cuda.cuGraphDestroy(graph));
+      }));
   freeing.join();
   filler.join();
   machine.free(beside, third);

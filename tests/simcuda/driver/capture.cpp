@@ -145,6 +145,7 @@ CUresult capture_begin(CUstream handle, CUstreamCaptureMode mode) {
   std::shared_ptr<Stream> stream;
   if (const CUresult result = enter(&context)) return result;
   if (const CUresult result = find_stream(*context, handle, &stream)) return result;
+  stream->context->room_waits.wait();
   const std::scoped_lock lock(stream_mutex());
   if (const CUresult result = check_open(*stream)) return result;
   if (stream == stream->context->legacy) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;

@@ -204,7 +204,12 @@ CUresult event_synchronize(CUevent handle) {
   return error_of(*event->context);
 }
 
-// Waiting for an event that was recorded in a capture pulls the waiting stream into it.
+bool is_of_capture(Event& event) {
+  const std::scoped_lock lock(event.mutex);
+  return event.capture != nullptr;
+}
+
+// Waiting for an event that was recorded in a capture pulls the waiting stream into it, which gives its queue no work.
 CUresult stream_wait_event(CUstream stream_handle, CUevent handle, unsigned flags) {
   Context* context = nullptr;
   std::shared_ptr<Stream> stream;
@@ -213,7 +218,7 @@ CUresult stream_wait_event(CUstream stream_handle, CUevent handle, unsigned flag
   const std::shared_ptr<Event> event = find_event(handle);
   if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (const CUresult result = check_event(*event)) return result;
-  const auto waiting = wait_for_room(*stream);
+  const auto waiting = is_of_capture(*event) ? nullptr : wait_for_room(*stream);
   const std::scoped_lock streams(stream_mutex());
   if (const CUresult result = check_open(*stream)) return result;
   if (flags != 0) return wait_from_graph(*stream, event, flags);

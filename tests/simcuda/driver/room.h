@@ -2,11 +2,11 @@
 // What other calls do while a call waits for room in the queue of a stream.
 //
 // On an H200 (driver 580) more calls wait meanwhile than those that give the full stream work: creating and destroying
-// streams and events, host functions on other streams, work and records on the legacy stream, cuMemAlloc, and queries
-// of the full stream. Stream-ordered requests, even on the full stream, frees on other streams and most other calls
-// return at once. This was measured with tests/gpu/full_queue.cpp; docs/benchmarks/full-queue/calls-h200.txt has every
-// call, and docs/decisions/17-full-queues.md says why it matters. Streams of another context were not measured, so
-// calls here wait only for those of their own context.
+// streams and events, host functions on other streams, beginning a capture, work and records on the legacy stream,
+// cuMemAlloc, and queries of the full stream. Stream-ordered requests, even on the full stream, frees on other streams
+// and most other calls return at once. This was measured with tests/gpu/full_queue.cpp;
+// docs/benchmarks/full-queue/calls-h200.txt has every call, and docs/decisions/17-full-queues.md says why it matters.
+// Streams of another context were not measured, so calls here wait only for those of their own context.
 #pragma once
 
 #include <condition_variable>

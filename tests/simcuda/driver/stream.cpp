@@ -300,6 +300,11 @@ CUresult stream_flags(CUstream handle, unsigned* flags) {
   std::shared_ptr<Stream> stream;
   if (const CUresult result = enter(&context)) return result;
   if (const CUresult result = find_stream(*context, handle, &stream)) return result;
+  const std::scoped_lock lock(stream_mutex());
+  if (stream->capture != nullptr) {  // unlike its context and priority (H200, driver 580)
+    stream->capture->invalid = true;
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
   *flags = stream->flags;
   return CUDA_SUCCESS;
 }

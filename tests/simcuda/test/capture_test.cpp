@@ -226,6 +226,23 @@ TEST_CASE("another thread's free leaves a capture whole, and waits for the work 
   end_whole(stream);
 }
 
+TEST_CASE("a captured stream says its context and its priority, and loses its capture when it is asked for its flags") {
+  const Machine machine;
+  const CUstream stream = make_stream();
+  CUcontext context = nullptr;
+  int priority = 1;
+  unsigned flags = 0;
+  CUgraph graph = nullptr;
+  REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+  CHECK(cuStreamGetCtx(stream, &context) == CUDA_SUCCESS);
+  CHECK(cuStreamGetPriority(stream, &priority) == CUDA_SUCCESS);
+  CHECK(status(stream) == CU_STREAM_CAPTURE_STATUS_ACTIVE);
+  CHECK(cuStreamGetFlags(stream, &flags) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  CHECK(status(stream) == CU_STREAM_CAPTURE_STATUS_INVALIDATED);
+  CHECK(cuStreamEndCapture(stream, &graph) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  CHECK(cuStreamGetFlags(stream, &flags) == CUDA_SUCCESS);
+}
+
 TEST_CASE("memory from outside cannot be freed in a capture, which goes on") {
   const Machine machine;
   const CUstream stream = make_stream();

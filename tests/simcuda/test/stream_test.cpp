@@ -135,6 +135,13 @@ std::vector<CallBesideFullStream> waiting_calls() {
        }},
       {"destroy its reached event", [](FullStream& s) { return cuEventDestroy(s.reached); }},
       {"destroy its pending event", [](FullStream& s) { return cuEventDestroy(s.pending); }},
+      {"begin a capture of another stream",
+       [](FullStream& s) {
+         CUgraph graph = nullptr;
+         if (const CUresult result = cuStreamBeginCapture(s.other, CU_STREAM_CAPTURE_MODE_RELAXED)) return result;
+         if (const CUresult result = cuStreamEndCapture(s.other, &graph)) return result;
+         return cuGraphDestroy(graph);
+       }},
       {"host function on another stream", [](FullStream& s) { return cuLaunchHostFunc(s.other, do_nothing, nullptr); }},
       {"record on the legacy stream", [](FullStream& s) { return cuEventRecord(s.event, CU_STREAM_LEGACY); }},
       {"memset on the legacy stream", [](FullStream& s) { return cuMemsetD8Async(s.of_other, 1, 1, nullptr); }},

@@ -252,14 +252,23 @@ TEST_CASE("during a capture, a full stream holds up only what it holds up withou
   REQUIRE(allocate_and_free(full.stream) == CUDA_SUCCESS);
   REQUIRE(allocate_and_free(other) == CUDA_SUCCESS);  // with two streams, each large free has an event
   REQUIRE(cuStreamBeginCapture_v2(captured, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
-  SECTION("while a free waits for room, streams wait for events, and captures begin and end") {
+  SECTION("while a free waits for room, streams wait for events, and captures end, even if another one begins") {
+    CUstream ending = make_stream();
+    CUstream waiting = make_stream();
+    REQUIRE(cuStreamBeginCapture_v2(ending, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
     full.fill(machine.context, allocate_and_free);
+    std::thread beginning([&] {  // which waits for the full stream
+      cuCtxSetCurrent(machine.context);
+      cuStreamBeginCapture_v2(other, CU_STREAM_CAPTURE_MODE_RELAXED);
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
     CHECK(returns_beside(full, full, machine.context, [&] {
-      if (const CUresult result = cuStreamWaitEvent(other, event, CU_EVENT_WAIT_DEFAULT)) return result;
-      if (const CUresult result = cuStreamBeginCapture_v2(other, CU_STREAM_CAPTURE_MODE_RELAXED)) return result;
-      end_capture(other);
+      if (const CUresult result = cuStreamWaitEvent(waiting, event, CU_EVENT_WAIT_DEFAULT)) return result;
+      end_capture(ending);
       return CUDA_SUCCESS;
     }));
+    beginning.join();
+    end_capture(other);
   }
   SECTION("while a stream waits for room before it waits for an event, others free") {
     FullStream held;
