@@ -83,7 +83,10 @@ constexpr std::uint64_t kPairsPerExamined = 8;
 class Search {
  public:
   Search(const Sequence& sequence, const LayoutOptions& options)
-      : sequence_(sequence), options_(options), live_(live_bytes(sequence)), synchronous_(synchronous_bytes(sequence)) {
+      : sequence_(sequence),
+        options_(options),
+        live_(live_bytes(sequence)),
+        synchronous_(round_up(synchronous_bytes(sequence), options.granularity)) {
     bound_ = round_up(largest(live_), options.granularity) / options.granularity;
     enough_ = pages_enough(bound_);
   }
@@ -171,6 +174,8 @@ class Search {
   const Sequence& sequence_;
   const LayoutOptions& options_;
   std::vector<std::uint64_t> live_;
+  // Whole pages are kept for memory of synchronous calls. At run time a byte that was never freed may count as freed
+  // together with others of its page, and a synchronous call cannot wait for the streams that freed those.
   std::uint64_t synchronous_;
   std::uint64_t bound_ = 0;
   std::uint64_t enough_ = 0;  // pages

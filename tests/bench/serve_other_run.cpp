@@ -131,13 +131,20 @@ class Player {
   void make(std::size_t i) {
     const plan::Request& request = problem_.requests[i];
     for (const std::size_t ended : ends_[i]) {
-      heap_.free_async(addresses_[ended], stream(problem_.requests[ended].stream));
+      const plan::Request& freed = problem_.requests[ended];
+      if (freed.free_stream == plan::kEveryStream) {
+        heap_.free_sync(addresses_[ended]);
+      } else {
+        heap_.free_async(addresses_[ended], stream(freed.free_stream));
+      }
       live_ -= problem_.requests[ended].bytes();
     }
     if (i % kWorkDone == 0) driver_.finish_all_work();
     if (every_ != 0 && i % every_ == 0) show(i);
     if (request.bytes() == 0 || (drop_ != 0 && random_() % drop_ == 0)) return;
-    const auto served = heap_.allocate(request.size, stream(request.stream), nullptr);
+    const auto served = request.allocation_stream == plan::kEveryStream
+                            ? heap_.allocate_sync(request.size)
+                            : heap_.allocate(request.size, stream(request.stream), nullptr);
     if (!served) return;
     addresses_[i] = *served;
     live_ += request.bytes();

@@ -238,6 +238,29 @@ TEST_CASE("a sweep leaves synchronous memory the bytes kept for it") {
   CHECK(Sweep(sequence, options, {fits, kPages * kSmallPage, {}}).run(3 * kPages, false));
 }
 
+TEST_CASE("a library's workspace shares no page with what streams free") {
+  for (const std::uint64_t seed : seeds(10)) {
+    Problem problem = random_problem(static_cast<std::uint32_t>(seed), 100, 1, false);
+    for (const std::size_t of_library : {10, 20}) {
+      Request& request = problem.requests[of_library];
+      request.size = 3 * kUnitBytes;
+      request.until = kNever;
+      request.allocation_stream = request.free_stream = kEveryStream;
+      request.pass = PassReason::None;
+    }
+    const DevicePlan plan = plan_and_check(problem, {.granularity = kSmallPage}).plan;
+    const auto end = [&](std::size_t slot) { return plan.slots[slot].offset + plan.slots[slot].size; };
+    const std::uint64_t kept = round_up(std::max(end(10), end(20)), kSmallPage);
+    CHECK(kept == kSmallPage);
+    for (std::size_t slot = 0; slot < plan.slots.size(); ++slot) {
+      CAPTURE(slot);
+      const bool is_placed = plan.slots[slot].kind != SlotKind::PassThrough && plan.slots[slot].size > 0;
+      if (slot == 10 || slot == 20 || !is_placed || plan.slots[slot].view != 0) continue;
+      CHECK(plan.slots[slot].offset >= kept);
+    }
+  }
+}
+
 TEST_CASE("training loops are planned by the step, near the bound") {
   for (const std::uint64_t seed : seeds(30)) {
     const auto trace = test::training_trace(seed, 4, 1 + static_cast<int>(seed % 4));
