@@ -18,28 +18,30 @@ void Captures::context_ended(CUcontext context) noexcept {
   if (context == nullptr || !may_be_active()) return;
   const std::lock_guard lock(mutex_);
   for (Origin& origin : origins_) {
-    if (origin.stream == nullptr || origin.context != context) continue;
+    if (origin.stream.handle == nullptr || origin.context != context) continue;
     origin = {};
     gate_.capture_ended();
   }
 }
 
 void Captures::add_origin(const Origin& origin) noexcept {
-  const auto is_free = [](const Origin& each) { return each.stream == nullptr; };
+  const auto is_free = [](const Origin& each) { return each.stream.handle == nullptr; };
   const auto place = std::find_if(origins_.begin(), origins_.end(), is_free);
   if (place != origins_.end()) *place = origin;
 }
 
-Captures::Origin Captures::remove_origin(CUstream stream) noexcept {
-  const auto is_it = [stream](const Origin& origin) { return origin.stream == stream; };
+Captures::Origin Captures::remove_origin(const StreamKey& stream) noexcept {
+  const CUcontext context = stream.is_per_thread() ? cuda_.current_context() : nullptr;
+  const auto is_it = [&](const Origin& origin) {
+    return origin.stream == stream && (!stream.is_per_thread() || origin.context == context);
+  };
   const auto place = std::find_if(origins_.begin(), origins_.end(), is_it);
-  return stream == nullptr || place == origins_.end() ? Origin{} : std::exchange(*place, {});
+  return stream.handle == nullptr || place == origins_.end() ? Origin{} : std::exchange(*place, {});
 }
 
-// Where captures may begin unseen, an end counts only if the beginning is known to have been counted. All threads' own
-// default streams have one handle, so that of these it is not known.
+// Where captures may begin unseen, an end counts only if the beginning is known to have been counted.
 void Captures::note_end(CUstream stream) noexcept {
-  const bool was_counted = remove_origin(stream).stream != nullptr && stream != CU_STREAM_PER_THREAD;
+  const bool was_counted = remove_origin(make_stream_key(stream, false)).stream.handle != nullptr;
   if (was_counted || !gate_.any_unobserved()) gate_.capture_ended();
 }
 

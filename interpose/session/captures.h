@@ -55,11 +55,11 @@ class Captures {
     const StreamKey key = make_stream_key(stream, true);
     const serve::CaptureGate::CaptureLock change(gate_, key, !is_non_blocking(key.handle));
     gate_.capture_began();
-    const Origin origin{key.handle, cuda_.context_of_stream(key.handle)};
+    const Origin origin{key, cuda_.context_of_stream(key.handle)};
     locked([&] { add_origin(origin); });
     const CUresult result = original();
     if (result == CUDA_SUCCESS) return result;
-    locked([&] { remove_origin(key.handle); });
+    locked([&] { remove_origin(key); });
     gate_.capture_ended();
     return result;
   }
@@ -80,9 +80,9 @@ class Captures {
   template <class Original>
   CUresult destroy_stream(CUstream stream, Original original) noexcept {
     if (!may_be_active()) return original();
-    const Origin origin = locked([&] { return remove_origin(stream); });
+    const Origin origin = locked([&] { return remove_origin({stream, 0}); });
     const CUresult result = original();
-    if (origin.stream == nullptr) return result;
+    if (origin.stream.handle == nullptr) return result;
     if (result == CUDA_SUCCESS) {
       gate_.capture_ended();
     } else {
@@ -105,9 +105,10 @@ class Captures {
   enum class Status : std::uint8_t { Free, Captured, Unknown };
   // Of more captures at a time than this, an end together with their stream or context is not noticed.
   static constexpr std::size_t kMostOrigins = 32;
-  // A stream on which a capture has begun that is not known to have ended.
+  // A stream on which a capture has begun that is not known to have ended. A thread has a default stream of its own in
+  // each context.
   struct Origin {
-    CUstream stream = nullptr;  // null: none
+    StreamKey stream;  // without a handle: none
     CUcontext context = nullptr;
   };
   template <class Act>
@@ -116,9 +117,9 @@ class Captures {
     return act();
   }
   // Pre of these three: mutex_ is held. `remove_origin` returns what it has removed; one without a stream: there is
-  // none.
+  // none. Of a thread's own default stream, it is that of the current context.
   void add_origin(const Origin& origin) noexcept;
-  Origin remove_origin(CUstream stream) noexcept;
+  Origin remove_origin(const StreamKey& stream) noexcept;
   void note_end(CUstream stream) noexcept;
   [[nodiscard]] Status status_by_driver(CUstream stream) const noexcept;
   [[nodiscard]] CUresult permission_by_driver() const noexcept;

@@ -153,6 +153,28 @@ TEST_CASE("a capture ends with the last reference to its context", "[hooks][capt
   CHECK_FALSE(machine.captures.may_be_active());
 }
 
+TEST_CASE("the end of a context ends no capture of a thread's own stream in another context", "[hooks][captures]") {
+  const Machine machine;
+  CUdeviceptr at = 0;
+  REQUIRE(cuMemAllocAsync(&at, 1 << 20, CU_STREAM_PER_THREAD) == CUDA_SUCCESS);
+  REQUIRE(machine.heap().owns(at));
+  REQUIRE(cuMemFreeAsync(at, CU_STREAM_PER_THREAD) == CUDA_SUCCESS);
+  REQUIRE(cuStreamBeginCapture_v2(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+  CUcontext second = nullptr;
+  const auto create = reinterpret_cast<CUresult (*)(CUcontext*, unsigned, CUdevice)>(find_function("cuCtxCreate_v2"));
+  REQUIRE(create(&second, 0, 0) == CUDA_SUCCESS);
+  REQUIRE(cuStreamBeginCapture_v2(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+  end_capture(CU_STREAM_PER_THREAD);
+  REQUIRE(cuCtxDestroy_v2(second) == CUDA_SUCCESS);
+  REQUIRE(cuCtxSetCurrent(machine.context) == CUDA_SUCCESS);
+  CHECK(machine.captures.may_be_active());
+  REQUIRE(cuMemAllocAsync(&at, 1 << 20, CU_STREAM_PER_THREAD) == CUDA_SUCCESS);
+  CHECK_FALSE(machine.heap().owns(at));  // it belongs to the graph
+  CHECK(cuMemFreeAsync(at, CU_STREAM_PER_THREAD) == CUDA_SUCCESS);
+  end_capture(CU_STREAM_PER_THREAD);
+  CHECK_FALSE(machine.captures.may_be_active());
+}
+
 TEST_CASE("stream 0 is the thread's own where the entry point says so", "[hooks][captures]") {
   static CUstream asked;
   const Replaced status(
