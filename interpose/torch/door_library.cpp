@@ -106,7 +106,7 @@ CUresult find_context(serve::Driver& driver, const stalloc_door_stream& stream, 
 
 // Sets `joined` to a stream that waits for the work of all of `streams`; of one that was destroyed, for all work of its
 // device. Pre: the context of `heap` is current.
-CUresult join(Heaps& heaps, const serve::Heap& heap, std::span<const stalloc_door_stream> streams,
+CUresult join(Heaps& heaps, serve::Heap& heap, std::span<const stalloc_door_stream> streams,
               CUstream* joined) noexcept {
   try {
     std::vector<StreamInContext> used;
@@ -122,7 +122,7 @@ CUresult join(Heaps& heaps, const serve::Heap& heap, std::span<const stalloc_doo
       if (each.device == heap.device()) context = heap.context();
       if (context != nullptr) used.push_back({stream, context});
     }
-    return join_streams_of(heap.device()).join(heaps.driver(), used, joined);
+    return join_streams_of(heap.device()).join(heaps.driver(), heap, used, joined);
   } catch (const std::bad_alloc&) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }

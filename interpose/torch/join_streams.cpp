@@ -19,20 +19,30 @@ CUresult record_context(CUevent event, CUcontext context) noexcept {
   return Session::cuda().record_context(event, context);
 }
 
-// Makes `waiter`, a stream of the current context, wait for the work that `stream` was given so far.
-CUresult add_wait(serve::Driver& driver, CUstream waiter, const StreamInContext& stream) noexcept {
-  CUevent event = nullptr;
-  CUresult result = CUDA_SUCCESS;
-  {
-    const serve::ContextScope scope(driver, stream.context);  // an event is recorded on streams of its own context
-    if (!scope.ok()) return CUDA_ERROR_INVALID_CONTEXT;
-    result = driver.create_event(&event);
-    if (result != CUDA_SUCCESS) return result;
-    result =
-        stream.stream == nullptr ? record_context(event, stream.context) : driver.record_event(event, stream.stream);
+// Records an event, which is created if it is null, behind the work that `stream` was given so far.
+CUresult record(serve::Driver& driver, const StreamInContext& stream, CUevent* event) noexcept {
+  const serve::ContextScope scope(driver, stream.context);  // an event is recorded on streams of its own context
+  if (!scope.ok()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (*event == nullptr) {
+    if (const CUresult result = driver.create_event(event); result != CUDA_SUCCESS) return result;
   }
+  return stream.stream == nullptr ? record_context(*event, stream.context) : driver.record_event(*event, stream.stream);
+}
+
+// Makes `waiter`, a stream of the current context, wait for the work that `stream` was given so far. Creating and
+// destroying an event would wait while any thread waits for room in the queue of a stream
+// (docs/decisions/17-full-queues.md), so the heap's events are used where they can be.
+CUresult add_wait(serve::Driver& driver, serve::Heap& heap, CUstream waiter, const StreamInContext& stream) noexcept {
+  const bool is_of_heap = stream.context == heap.context();
+  CUevent event = is_of_heap ? heap.take_unused_event() : nullptr;
+  CUresult result = record(driver, stream, &event);
   if (result == CUDA_SUCCESS) result = driver.wait_event(waiter, event);
-  driver.destroy_event(event);  // CUDA keeps it until the waits on it are over
+  if (event == nullptr) return result;
+  if (is_of_heap) {
+    heap.give_back_event(event);
+  } else {
+    driver.destroy_event(event);  // CUDA keeps it until the waits on it are over
+  }
   return result;
 }
 
@@ -50,7 +60,8 @@ JoinStreams::Entry& JoinStreams::entry_for(std::vector<StreamInContext> streams)
   return *oldest;
 }
 
-CUresult JoinStreams::join(serve::Driver& driver, std::span<const StreamInContext> streams, CUstream* joined) noexcept {
+CUresult JoinStreams::join(serve::Driver& driver, serve::Heap& heap, std::span<const StreamInContext> streams,
+                           CUstream* joined) noexcept {
   try {
     const std::lock_guard lock(mutex_);
     Entry& entry = entry_for({streams.begin(), streams.end()});
@@ -61,13 +72,13 @@ CUresult JoinStreams::join(serve::Driver& driver, std::span<const StreamInContex
     // The handle may have been that of a stream that was destroyed, on which blocks are freed later. So the work that
     // this stream had is waited for, too, if the driver can; after a capture, during which it cannot, at the next call.
     if (!entry.is_behind_old_work) {
-      const CUresult result = add_wait(driver, entry.joined, {nullptr, Session::cuda().current_context()});
+      const CUresult result = add_wait(driver, heap, entry.joined, {nullptr, heap.context()});
       const bool in_capture = result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
       if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_SUPPORTED && !in_capture) return result;
       entry.is_behind_old_work = !in_capture;
     }
     for (const StreamInContext& stream : entry.streams) {
-      if (const CUresult result = add_wait(driver, entry.joined, stream); result != CUDA_SUCCESS) return result;
+      if (const CUresult result = add_wait(driver, heap, entry.joined, stream); result != CUDA_SUCCESS) return result;
     }
     *joined = entry.joined;
     return CUDA_SUCCESS;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "interpose/serve/driver/driver.h"
+#include "interpose/serve/heap/heap.h"
 
 namespace stalloc::torch {
 
@@ -26,14 +27,15 @@ struct StreamInContext {
 // The join streams of one device. Thread-safe. Never destroyed while the device's context may live.
 class JoinStreams {
  public:
-  // Sets `joined` to a stream of the current context that waits for all work that `streams` were given so far. Calls
-  // with the same set of streams get the same join stream, so that a slow stream delays only frees of blocks that it
-  // used; this holds as long as there are at most kMaxStreams different sets.
+  // Sets `joined` to a stream of the heap's context, which is current, that waits for all work that `streams` were
+  // given so far. Calls with the same set of streams get the same join stream, so that a slow stream delays only frees
+  // of blocks that it used; this holds as long as there are at most kMaxStreams different sets.
   //
   // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: one of the streams is being captured, or any is where all work of a context
   // is to be waited for. CUDA_ERROR_NOT_SUPPORTED: the driver cannot wait for that. Any other error is the driver's.
   // After an error, a join stream may wait for more than it had to, which delays frees but is correct.
-  CUresult join(serve::Driver& driver, std::span<const StreamInContext> streams, CUstream* joined) noexcept;
+  CUresult join(serve::Driver& driver, serve::Heap& heap, std::span<const StreamInContext> streams,
+                CUstream* joined) noexcept;
 
  private:
   struct Entry {

@@ -166,6 +166,16 @@ void Heap::create_events_ahead(std::size_t streams) noexcept {
   }
 }
 
+CUevent Heap::take_unused_event() noexcept {
+  const PlainLock lock(mutex_);
+  return order_.take_unused_event();
+}
+
+void Heap::give_back_event(CUevent event) noexcept {
+  const PlainLock lock(mutex_);
+  if (!is_closed()) order_.give_back_event(event);  // else it ends with the context
+}
+
 StreamClock* Heap::clock(StreamKey stream) noexcept {
   const PlainLock lock(mutex_);
   return is_closed() ? nullptr : order_.clock(stream);

@@ -230,6 +230,10 @@ class Heap {
   // event does so, too. While another thread has the lock, creates none. `streams`: how many streams the program has
   // created, and the default one, as far as the caller knows.
   void create_events_ahead(std::size_t streams = 0) noexcept;
+  // Takes one of these events, which the caller then owns; null: none is left. `give_back_event` takes an event of the
+  // heap's context that will not be queried any more; streams may still wait for its latest record.
+  CUevent take_unused_event() noexcept;
+  void give_back_event(CUevent event) noexcept;
   // Call when the program has synchronized with a stream, an event or the context.
   void after_synchronization() noexcept;
   // See StreamOrder::blocking_streams_exist.

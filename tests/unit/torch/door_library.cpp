@@ -5,6 +5,8 @@
 
 #include <cuda.h>
 
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <optional>
 #include <string>
@@ -13,6 +15,7 @@
 #include "catch.h"
 #include "interpose/base/program_streams.h"
 #include "interpose/session/session.h"
+#include "tests/simcuda/simcuda_control.h"
 #include "tests/unit/session/driver.h"
 #include "tests/unit/session/settings.h"
 
@@ -38,8 +41,8 @@ class Machine {
   Machine() {
     session.emplace(settings({{"STALLOC_MODE", "dynamic"}}), cuda, captures);
     must(cuInit(0));
-    must(cuDevicePrimaryCtxRetain(&context_, 0));
-    must(cuCtxSetCurrent(context_));
+    must(cuDevicePrimaryCtxRetain(&context, 0));
+    must(cuCtxSetCurrent(context));
     session->serve_pytorch();
   }
   ~Machine() {
@@ -64,9 +67,7 @@ class Machine {
   Captures captures{cuda};
   std::optional<Session> session;
   const stalloc_door_library& door = torch::door_library();
-
- private:
-  CUcontext context_ = nullptr;
+  CUcontext context = nullptr;
 };
 
 // A capture that the library does not see. It must still be valid at its end.
@@ -225,4 +226,38 @@ TEST_CASE("another process's memory is unmapped where captures may begin unseen"
   }
   CHECK(is_mapped() == is_seen);  // asked now, since the question would break a capture
   machine.door.release_export(exported);
+}
+
+TEST_CASE("a block that several streams used is freed while another stream's queue is full", "[torch][door]") {
+  Machine machine;
+  const CUstream first = make_stream();
+  const CUstream second = make_stream();
+  const CUstream full = make_stream();
+  const std::array<stalloc_door_stream, 2> users{{{first, 0}, {second, 0}}};
+  const auto free_after_both = [&](void* address) {
+    return machine.door.free_after(address, 0, users.data(), users.size());
+  };
+  REQUIRE(free_after_both(allocate(machine, first)) == STALLOC_DOOR_DONE);  // makes the join stream
+  void* address = allocate(machine, first);
+  const auto written = reinterpret_cast<CUdeviceptr>(allocate(machine, full));
+  std::atomic<bool> open{false};
+  const auto hold = [](void* until) { static_cast<std::atomic<bool>*>(until)->wait(false); };
+  must(cuLaunchHostFunc(full, hold, &open));
+  std::thread filler([&] {
+    cuCtxSetCurrent(machine.context);
+    while (!open) cuMemsetD8Async(written, 0, 1, full);
+  });
+  while (simcuda_waiting_for_room() == 0) std::this_thread::yield();
+  std::atomic<bool> freed{false};
+  std::thread freeing([&] {
+    cuCtxSetCurrent(machine.context);
+    freed = free_after_both(address) == STALLOC_DOOR_DONE;
+  });
+  for (int i = 0; i < 2000 && !freed; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  CHECK(freed);
+  open = true;
+  open.notify_all();
+  freeing.join();
+  filler.join();
+  must(cuCtxSynchronize());
 }
