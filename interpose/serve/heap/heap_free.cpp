@@ -208,10 +208,11 @@ CUresult Heap::free_after_event(std::unique_lock<HeapMutex> lock, CUdeviceptr ad
   complete_deferred_free();
   // The call does not name this stream, so another thread may be destroying it: then it must get no ordinal any more.
   if (owner) free.preferred = order_.known_ordinal(*owner);
+  CUevent unneeded = free.event;
   if (remove_live(address, &free.entry)) {
     try {
       pending_frees_.add(context, stream, free);
-      return CUDA_SUCCESS;
+      unneeded = pending_frees_.take_spent(context);
     } catch (const std::bad_alloc&) {
       pending_frees_.give_up(free);  // the bytes stay unused for good
     }
@@ -219,7 +220,7 @@ CUresult Heap::free_after_event(std::unique_lock<HeapMutex> lock, CUdeviceptr ad
     result = CUDA_ERROR_INVALID_VALUE;
   }
   lock.unlock();
-  driver_.destroy_event(free.event);
+  if (unneeded != nullptr) driver_.destroy_event(unneeded);
   return result;
 }
 

@@ -41,6 +41,7 @@ CUresult PendingFrees::create_event(CUcontext context, CUevent* event) noexcept 
 }
 
 void PendingFrees::add(CUcontext context, StreamKey stream, const Free& free) {
+  if (context != context_) make_room_for_spent();
   auto queue = std::find_if(queues_.begin(), queues_.end(), [&](const Queue& each) {
     return each.context == context && each.stream == stream && each.endings == 0;
   });
@@ -53,6 +54,23 @@ void PendingFrees::add(CUcontext context, StreamKey stream, const Free& free) {
   }
   queue->frees.back().number = ++latest_number_;
   bytes_ += free.entry.bytes;
+}
+
+// Makes room for one more than there may be now. Throws std::bad_alloc.
+void PendingFrees::make_room_for_spent() {
+  std::size_t most = spent_.size() + 1;
+  for (const Queue& queue : queues_) most += queue.context == context_ ? 0 : queue.frees.size();
+  if (most > spent_.capacity()) spent_.reserve(2 * most);
+}
+
+CUevent PendingFrees::take_spent(CUcontext context) noexcept {
+  const auto is_usable = [&](const Spent& each) { return each.context == context && each.endings == 0; };
+  const auto found = std::find_if(spent_.begin(), spent_.end(), is_usable);
+  if (found == spent_.end()) return nullptr;
+  const CUevent event = found->event;
+  *found = spent_.back();
+  spent_.pop_back();
+  return event;
 }
 
 PendingFrees::State PendingFrees::query(const Queue& queue) noexcept {
@@ -90,6 +108,9 @@ void PendingFrees::before_context_end(CUcontext context) noexcept {
   for (Queue& queue : queues_) {
     if (queue.context == context) ++queue.endings;
   }
+  for (Spent& spent : spent_) {
+    if (spent.context == context) ++spent.endings;
+  }
 }
 
 void PendingFrees::after_context_end(CUcontext context, bool ended) noexcept {
@@ -99,6 +120,12 @@ void PendingFrees::after_context_end(CUcontext context, bool ended) noexcept {
     if (!ended) continue;
     for (Free& free : queue.frees) free.event = nullptr;
   }
+  for (Spent& spent : spent_) {
+    if (spent.context != context || spent.endings == 0) continue;
+    --spent.endings;
+    if (ended) spent.event = nullptr;
+  }
+  std::erase_if(spent_, [](const Spent& spent) { return spent.event == nullptr; });
 }
 
 void PendingFrees::clear(bool context_lives) noexcept {
@@ -109,7 +136,11 @@ void PendingFrees::clear(bool context_lives) noexcept {
       if (free.event != nullptr) driver_.destroy_event(free.event);
     }
   }
+  for (const Spent& spent : spent_) {
+    if (spent.endings == 0) driver_.destroy_event(spent.event);
+  }
   queues_.clear();
+  spent_.clear();
   bytes_ = 0;
 }
 

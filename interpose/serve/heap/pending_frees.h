@@ -98,7 +98,7 @@ class PendingFrees {
         queue.frees.erase(queue.frees.begin() + static_cast<std::ptrdiff_t>(queue.failed));
         bytes_ -= free.entry.bytes;
         if (queue.context != context_ && free.event != nullptr)
-          driver_.destroy_event(std::exchange(free.event, nullptr));
+          spent_.push_back({queue.context, std::exchange(free.event, nullptr)});  // `add` made room
         notify(free);
         reclaim(free);
         any = true;
@@ -108,6 +108,10 @@ class PendingFrees {
     if (any) remove_empty();
     return any;
   }
+  // Returns an event of that context, which is not the heap's, that a complete free has left; null: there is none. The
+  // caller owns it then. `collect` destroys none, since that would wait while any thread waits for room in the queue of
+  // a stream of that context (docs/decisions/17-full-queues.md).
+  CUevent take_spent(CUcontext context) noexcept;
   // True if a free up to that number may still complete, as far as the latest queries showed.
   [[nodiscard]] bool may_complete(std::uint64_t number) const noexcept;
 
@@ -130,6 +134,11 @@ class PendingFrees {
     unsigned endings = 0;    // how many threads may be ending the context now
     std::size_t failed = 0;  // the events of so many of the oldest frees could not be queried last time
   };
+  struct Spent {
+    CUcontext context = nullptr;
+    CUevent event = nullptr;
+    unsigned endings = 0;  // as for Queue
+  };
   enum class State { Complete, Pending, Failed };
   static constexpr std::uint32_t kRequestsBetweenQueries = 16;
 
@@ -139,12 +148,14 @@ class PendingFrees {
   State query(const Queue& queue) noexcept;
   void notify(Free& free) const noexcept;
   void remove_empty() noexcept;
+  void make_room_for_spent();
 
   Driver& driver_;
   const int device_;
   const CUcontext context_;
   const FreeCompleteCallback on_complete_;
   std::vector<Queue> queues_;  // none is empty between calls
+  std::vector<Spent> spent_;   // has room for the events of all pending frees of other contexts
   std::size_t next_ = 0;       // the queue with which `collect` begins
   std::uint64_t bytes_ = 0;
   std::uint64_t latest_number_ = 0;

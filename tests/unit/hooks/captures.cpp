@@ -301,3 +301,31 @@ TEST_CASE("during a capture, a full stream holds up only what it holds up withou
   end_capture(captured);
   CHECK(cuEventDestroy_v2(event) == CUDA_SUCCESS);
 }
+
+TEST_CASE("a full stream of another context, on whose streams memory was freed, holds up no request",
+          "[hooks][captures]") {
+  const Machine machine;
+  CUstream stream = make_stream();
+  CUdeviceptr freed = 0;
+  REQUIRE(cuMemAllocAsync(&freed, 4 << 20, stream) == CUDA_SUCCESS);
+  CUcontext second = nullptr;
+  const auto create = reinterpret_cast<CUresult (*)(CUcontext*, unsigned, CUdevice)>(find_function("cuCtxCreate_v2"));
+  REQUIRE(create(&second, 0, 0) == CUDA_SUCCESS);
+  CUdeviceptr written = 0;
+  {
+    CUstream foreign = make_stream();
+    FullStream full;
+    REQUIRE(cuMemAllocAsync(&written, 1 << 20, full.stream) == CUDA_SUCCESS);
+    REQUIRE(cuMemFreeAsync(freed, foreign) == CUDA_SUCCESS);
+    full.fill(second, [written](CUstream of) { cuMemsetD8Async(written, 0, 1, of); });
+    CHECK(returns_beside(full, full, machine.context, [&] {
+      for (int i = 0; i < 32; ++i) {
+        if (const CUresult result = allocate_and_free(stream)) return result;
+      }
+      return CUDA_SUCCESS;
+    }));
+  }
+  CHECK(cuMemFree(written) == CUDA_SUCCESS);
+  CHECK(machine.heap().free_bytes() >= 4 << 20);
+  CHECK(cuCtxDestroy_v2(second) == CUDA_SUCCESS);
+}

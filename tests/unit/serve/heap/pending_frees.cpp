@@ -289,6 +289,41 @@ TEST_CASE("contexts that end are kept apart from other contexts", "[serve][pendi
   REQUIRE(frees.bytes() == 0);
 }
 
+TEST_CASE("the event of a complete free of another context is kept for a free that may wait",
+          "[serve][pending_frees]") {
+  FakeDriver driver{kPage};
+  serve::PendingFrees frees(driver, 0, FakeDriver::context(), nullptr);
+  const StreamKey stream{driver.new_stream(), 0};
+  CUcontext const other = FakeDriver::other_context();
+  const auto complete_one = [&] {
+    serve::PendingFrees::Free free;
+    free.entry.bytes = 1;
+    REQUIRE(driver.create_event(&free.event) == CUDA_SUCCESS);
+    REQUIRE(driver.record_event(free.event, stream.handle) == CUDA_SUCCESS);
+    frees.add(other, stream, free);
+    REQUIRE(frees.collect(8, [](const serve::PendingFrees::Free& each) { CHECK(each.event == nullptr); }));
+    return free.event;
+  };
+  const std::size_t events = driver.events();
+  const CUevent first = complete_one();
+  const CUevent second = complete_one();
+  REQUIRE(driver.events() == events + 2);
+  CHECK(frees.take_spent(FakeDriver::context()) == nullptr);
+  frees.before_context_end(other);
+  CHECK(frees.take_spent(other) == nullptr);
+  frees.after_context_end(other, false);
+  CHECK(frees.take_spent(other) == first);
+  CHECK(driver.destroy_event(first) == CUDA_SUCCESS);
+  SECTION("or ends with its context") {
+    frees.before_context_end(other);
+    frees.after_context_end(other, true);
+    CHECK(frees.take_spent(other) == nullptr);
+    CHECK(driver.destroy_event(second) == CUDA_SUCCESS);
+  }
+  SECTION("or is destroyed with the heap's") { frees.clear(true); }
+  CHECK(driver.events() == events);
+}
+
 TEST_CASE("a free with a user of another context is refused", "[serve][pending_frees]") {
   Fixture f;
   const auto block = f.heap->allocate(kPage, f.owner, nullptr);
