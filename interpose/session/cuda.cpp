@@ -43,6 +43,7 @@ bool Cuda::is_primary_active(int device) const noexcept {
 // Retaining a primary context that is not active would create it, which takes a quarter of a second.
 CUcontext Cuda::primary_context(int device) const noexcept {
   if (cuDevicePrimaryCtxRelease_.get() == nullptr || !is_primary_active(device)) return nullptr;
+  const auto relaxed = relax_captures();
   CUcontext primary = nullptr;
   if (cuDevicePrimaryCtxRetain_(&primary, device) != CUDA_SUCCESS) return nullptr;
   cuDevicePrimaryCtxRelease_(device);
