@@ -176,6 +176,7 @@ class Checker {
   std::string play(const std::vector<PlayedRequest>& requests) {
     live_.clear();
     freed_.clear();
+    pages_with_frees_.clear();
     std::multimap<std::uint64_t, std::size_t> ends;  // by `until`: the index in `requests`
     for (std::size_t i = 0; i < requests.size(); ++i) {
       for (; !ends.empty() && ends.begin()->first <= i; ends.erase(ends.begin()))
@@ -190,6 +191,9 @@ class Checker {
 
   std::string take(const Bytes& bytes, const PlayedRequest& request) {
     const auto name = [this](std::size_t slot) { return "request " + std::to_string(plan_.slots[slot].id); };
+    if (request.allocation_stream == kEveryStream && (has_frees(bytes.first) || has_frees(bytes.last - 1))) {
+      return name(request.slot) + " may be used on any stream and shares a page with bytes freed on one";
+    }
     const auto after = live_.lower_bound(bytes.first);
     for (auto at = after == live_.begin() ? after : std::prev(after); at != live_.end() && at->first < bytes.last;
          ++at) {
@@ -231,7 +235,14 @@ class Checker {
     for (const Bytes& bytes : physical(request.slot)) {
       live_.erase(bytes.first);
       freed_[bytes.first] = {bytes.last, request.slot, request.free_stream};
+      if (request.free_stream == kEveryStream) continue;
+      for (const std::uint64_t byte : {bytes.first, bytes.last - 1}) pages_with_frees_.insert(byte / plan_.granularity);
     }
+  }
+
+  // Whether a part of the byte's page was freed on a stream.
+  [[nodiscard]] bool has_frees(std::uint64_t byte) const {
+    return pages_with_frees_.contains(byte / plan_.granularity);
   }
 
   const Problem& problem_;
@@ -242,6 +253,7 @@ class Checker {
   std::vector<std::size_t> slots_;         // of each request; kNoSlot: none
   std::map<std::uint64_t, Holder> live_;   // by the first byte
   std::map<std::uint64_t, Holder> freed_;  // by the first byte
+  std::set<std::uint64_t> pages_with_frees_;
 };
 
 }  // namespace

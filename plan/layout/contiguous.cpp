@@ -176,6 +176,7 @@ Layout make_contiguous_layout(const Sequence& sequence, const ContiguousOptions&
   if (groups.size() > 1) each.capacity = 0;  // how to divide it is not known
   for (const auto& [stream, group] : groups) {
     const Packing packing = pack_contiguous(group.buffers, each);
+    if (stream == kEveryStream) end = round_up(end, options.granularity);  // it comes last
     for (std::size_t i = 0; i < group.slots.size(); ++i) {
       for (const std::size_t slot : group.slots[i]) layout.places[slot] = {0, end + packing.offsets[i]};
     }

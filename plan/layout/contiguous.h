@@ -29,7 +29,7 @@ inline constexpr std::size_t kMostSearched = 2048;
 Packing pack_contiguous(std::span<const Buffer> buffers, const ContiguousOptions& options);
 
 // The same for the slots of a plan. The guarantees of make_layout (layout.h) hold here, too, and every place is in the
-// home view. Memory of synchronous calls shares no bytes.
+// home view. Memory of synchronous calls shares no pages.
 Layout make_contiguous_layout(const Sequence& sequence, const ContiguousOptions& options);
 
 }  // namespace stalloc::plan

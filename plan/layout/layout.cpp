@@ -13,11 +13,16 @@
 namespace stalloc::plan {
 namespace {
 
-// Returns the live bytes at each slot in the sweep.
-std::vector<std::uint64_t> live_bytes(const Sequence& sequence) {
+bool is_synchronous(const SequenceSlot& entry) { return entry.allocation_stream == kEveryStream; }
+bool is_of_stream(const SequenceSlot& entry) { return !is_synchronous(entry); }
+bool is_any(const SequenceSlot& /*entry*/) { return true; }
+
+// Returns the live bytes at each slot in the sweep, of those slots that count.
+std::vector<std::uint64_t> live_bytes(const Sequence& sequence, bool (*counts)(const SequenceSlot&)) {
   const std::size_t slots = sequence.slots.size();
   std::vector<std::uint64_t> change(slots + 1, 0);  // modulo 2^64
   for (std::size_t slot = 0; slot < slots; ++slot) {
+    if (!counts(sequence.slots[slot])) continue;
     for (const Range& life : lives_of(sequence, slot)) {
       change[life.begin] += sequence.slots[slot].bytes;
       change[life.end] -= sequence.slots[slot].bytes;
@@ -26,15 +31,6 @@ std::vector<std::uint64_t> live_bytes(const Sequence& sequence) {
   for (std::size_t slot = 1; slot < slots; ++slot) change[slot] += change[slot - 1];
   change.resize(slots);
   return change;
-}
-
-// Returns the bytes of synchronous calls that are never freed, as those of workspaces of libraries.
-std::uint64_t synchronous_bytes(const Sequence& sequence) {
-  std::uint64_t bytes = 0;
-  for (const SequenceSlot& entry : sequence.slots) {
-    if (entry.allocation_stream == kEveryStream && entry.upper >= sequence.slots.size()) bytes += entry.bytes;
-  }
-  return bytes;
 }
 
 std::uint64_t largest(const std::vector<std::uint64_t>& live) {
@@ -85,9 +81,10 @@ class Search {
   Search(const Sequence& sequence, const LayoutOptions& options)
       : sequence_(sequence),
         options_(options),
-        live_(live_bytes(sequence)),
-        synchronous_(round_up(synchronous_bytes(sequence), options.granularity)) {
-    bound_ = round_up(largest(live_), options.granularity) / options.granularity;
+        live_(live_bytes(sequence, is_any)),
+        synchronous_(round_up(largest(live_bytes(sequence, is_synchronous)), options.granularity)) {
+    const std::uint64_t others = round_up(largest(live_bytes(sequence, is_of_stream)), options.granularity);
+    bound_ = (synchronous_ + others) / options.granularity;
     enough_ = pages_enough(bound_);
   }
 
@@ -152,7 +149,7 @@ class Search {
   // Places long-lived slots at packed places, and all others at the high end.
   void try_packed() {
     const std::uint64_t page = options_.granularity;
-    const Range room{round_up(synchronous_, page), bound_ * page};
+    const Range room{synchronous_, bound_ * page};
     for (const PackFirst first : {PackFirst::Longest, PackFirst::Last, PackFirst::Largest}) {
       if (done()) return;
       std::optional<Packed> packed = pack_long_lived(sequence_, room, page, first, most_packed());
@@ -174,8 +171,7 @@ class Search {
   const Sequence& sequence_;
   const LayoutOptions& options_;
   std::vector<std::uint64_t> live_;
-  // Whole pages are kept for memory of synchronous calls. At run time a byte that was never freed may count as freed
-  // together with others of its page, and a synchronous call cannot wait for the streams that freed those.
+  // Whole pages are kept for memory of synchronous calls, as many as are live at once (page_placement.h).
   std::uint64_t synchronous_;
   std::uint64_t bound_ = 0;
   std::uint64_t enough_ = 0;  // pages

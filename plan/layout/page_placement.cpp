@@ -103,11 +103,18 @@ void PagePlacement::for_each_space(Function function) {
   for (FreeSpace& space : usable_) function(space);
 }
 
-void PagePlacement::remove(std::span<const Range> ranges) {
+void PagePlacement::remove(std::span<const Range> ranges, StreamIndex stream) {
   note_changed(ranges.size());
-  for_each_space([ranges](FreeSpace& space) {
-    for (const Range& range : ranges) space.subtract(range);
+  for_each_space([&](FreeSpace& space) {
+    const bool of_others = options_.synchronous && (&space == &usable(kSynchronous)) != (stream == kSynchronous);
+    for (const Range& range : ranges) space.subtract(of_others ? pages_of(range) : range);
   });
+}
+
+// The pages that a range touches.
+Range PagePlacement::pages_of(Range range) const {
+  const std::uint64_t page = options_.granularity;
+  return {range.begin / page * page, round_up(range.end, page)};
 }
 
 void PagePlacement::add(std::span<const Range> ranges, StreamIndex owner) {
@@ -181,29 +188,35 @@ std::optional<Place> PagePlacement::stitch(const FreeSpace& space, std::uint64_t
   return Place{static_cast<std::uint32_t>(views_.size()), stitching.offset};
 }
 
-std::optional<Place> PagePlacement::take(const Request& request) {
-  assert(request.bytes > 0 && request.bytes % kUnitBytes == 0);
+std::optional<Place> PagePlacement::find(const Request& request) {
   const Hidden hidden(*this, request.avoid);
   const bool paged = request.bytes % options_.granularity == 0 && request.stream != kSynchronous;
-  std::optional<Place> place = paged ? find(request, options_.granularity) : std::nullopt;
-  if (!place) place = find(request, kUnitBytes);
+  const std::optional<Place> place = paged ? find(request, options_.granularity) : std::nullopt;
+  return place ? place : find(request, kUnitBytes);
+}
+
+std::optional<Place> PagePlacement::take(const Request& request) {
+  assert(request.bytes > 0 && request.bytes % kUnitBytes == 0);
+  const std::optional<Place> place = find(request);
   if (place) {
     scratch_.clear();
     translate(*place, request.bytes, scratch_);
-    remove(scratch_);
+    remove(scratch_, request.stream);
   }
   return place;
 }
 
 bool PagePlacement::take_at(const Request& request, Place place) {
-  const Hidden hidden(*this, request.avoid);
   scratch_.clear();
   translate(place, request.bytes, scratch_);
-  const FreeSpace& space = crosses(request.stream) ? free_ : usable(request.stream);
-  for (const Range& range : scratch_) {
-    if (!space.contains(range)) return false;
+  {
+    const Hidden hidden(*this, request.avoid);
+    const FreeSpace& space = crosses(request.stream) ? free_ : usable(request.stream);
+    for (const Range& range : scratch_) {
+      if (!space.contains(range)) return false;
+    }
   }
-  remove(scratch_);
+  remove(scratch_, request.stream);
   return true;
 }
 

@@ -12,8 +12,10 @@
 //
 // Free bytes belong to the stream on which they were freed: a request takes bytes of its own stream or of none first,
 // and those of other streams only if `cross_stream` allows it. Memory of synchronous calls (cudaMalloc) may be used on
-// every stream at once, so no event can order its use, and its bytes are not shared with other requests; bytes reserved
-// for it are used first. Pure: knows no driver, no file, no clock. Not thread-safe.
+// every stream at once, so no event can order its use, and it shares no page with other requests: at run time a byte
+// that no stream has freed may count as freed together with others of its page. A page belongs to those that use it
+// first; pages reserved for synchronous calls are used first by them. Pure: knows no driver, no file, no clock. Not
+// thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +55,8 @@ class PagePlacement {
 
   // Adds free pages at the end.
   void grow(std::uint64_t pages);
-  // Reserves the first bytes for synchronous requests. Pre: no request was made yet.
+  // Reserves the first pages for synchronous requests. Pre: `bytes` is a whole number of pages, and no request was made
+  // yet.
   void keep_for_synchronous(std::uint64_t bytes);
   // Takes bytes and returns their place; nothing if no free bytes fit.
   std::optional<Place> take(const Request& request);
@@ -78,6 +81,7 @@ class PagePlacement {
  private:
   class Hidden;  // hides free bytes while it lives
 
+  std::optional<Place> find(const Request& request);
   // `step`: places are multiples of it, a unit or a page.
   std::optional<Place> find(const Request& request, std::uint64_t step);
   std::optional<Place> find_free(const FreeSpace& space, const Request& request, std::uint64_t step);
@@ -88,7 +92,8 @@ class PagePlacement {
   void note_changed(std::size_t ranges);  // in the spaces of all streams
   template <class Function>
   void for_each_space(Function function);
-  void remove(std::span<const Range> ranges);
+  void remove(std::span<const Range> ranges, StreamIndex stream);
+  [[nodiscard]] Range pages_of(Range range) const;
   void add(std::span<const Range> ranges, StreamIndex owner);
 
   Options options_;

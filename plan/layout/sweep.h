@@ -17,7 +17,7 @@ namespace stalloc::plan {
 // What is decided before a sweep begins.
 struct SweepHints {
   std::vector<Fit> fits;          // how each slot chooses its place
-  std::uint64_t synchronous = 0;  // bytes at the low end that are reserved for memory of synchronous calls
+  std::uint64_t synchronous = 0;  // bytes of pages at the low end that are reserved for memory of synchronous calls
   std::optional<Packed> packed;   // places of the slots that were packed in advance; other slots avoid them
 };
 

@@ -114,6 +114,19 @@ TEST_CASE("a lifetime longer than planned is found, whatever the plan says") {
   CHECK(contains(example.fault(), "request 1 takes bytes that request 0 still holds"));
 }
 
+TEST_CASE("memory of synchronous calls shares no page with what a stream has freed") {
+  Example example;
+  Request& request = example.problem.requests[2];
+  request.allocation_stream = request.free_stream = kEveryStream;
+  CHECK(example.fault().empty());
+  example.problem.requests[1].until = example.problem.requests[1].upper = 2;
+  example.problem.requests[1].size = example.plan.slots[1].size = kPage + 512;
+  example.plan.slots[1].offset = kPage;  // and 512 bytes of the last page
+  example.plan.slots[1].upper = 2;
+  example.plan.slots[2].offset = 2 * kPage + 512;
+  CHECK(contains(example.fault(), "request 2 may be used on any stream and shares a page with bytes freed on one"));
+}
+
 TEST_CASE("a slot has the lifetime that its request has in the file") {
   Example example;
   example.plan.slots[1].upper = 4;

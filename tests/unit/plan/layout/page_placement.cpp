@@ -153,12 +153,12 @@ TEST_CASE("what fills whole pages takes parts of pages where no whole one is fre
   CHECK(place->offset == 4 * kUnitBytes);
 }
 
-TEST_CASE("bytes kept for synchronous memory serve nothing else") {
+TEST_CASE("pages kept for synchronous memory serve nothing else") {
   PagePlacement placement({.granularity = kPage, .streams = 1, .synchronous = true});
   placement.grow(3);
-  placement.keep_for_synchronous(12 * kUnitBytes);
-  CHECK(placement.free_bytes(0) == 12 * kUnitBytes);
-  REQUIRE(placement.take(make_request(8)));
+  placement.keep_for_synchronous(2 * kPage);
+  CHECK(placement.free_bytes(0) == kPage);
+  REQUIRE(placement.take(make_request(4)));
   REQUIRE(placement.take(make_request(4)));
   CHECK_FALSE(placement.take(make_request(1)));
   const auto place = placement.take(make_request(12, kSynchronous));
@@ -244,6 +244,23 @@ TEST_CASE("synchronous memory shares with nobody else") {
   CHECK(placement.take(make_request(8, 0))->offset == b->offset);
   CHECK_FALSE(placement.take(make_request(1, 0)));
   CHECK(placement.take(make_request(8, kSynchronous))->offset == a->offset);
+}
+
+TEST_CASE("a page belongs to synchronous memory or to streams, whichever uses it first") {
+  PagePlacement placement({.granularity = kPage, .streams = 2, .synchronous = true, .cross_stream = true});
+  placement.grow(2);
+  PagePlacement::Request first = make_request(1, kSynchronous);
+  const std::vector<Range> avoid = {{4 * kUnitBytes, kPage}};
+  first.avoid = avoid;
+  CHECK(placement.take(first)->offset == 0);
+  const auto of_stream = placement.take(make_request(1, 0));
+  REQUIRE(of_stream);
+  CHECK(of_stream->offset == kPage);
+  placement.give(*of_stream, kUnitBytes, 0);
+  CHECK_FALSE(placement.take(make_request(9, 0)));
+  CHECK_FALSE(placement.take(make_request(8, kSynchronous)));
+  CHECK(placement.take(make_request(7, kSynchronous)));
+  CHECK(placement.take(make_request(8, 1)));
 }
 
 TEST_CASE("random requests never share a byte, and pages are not wasted") {
