@@ -30,6 +30,9 @@ struct PlayedRequest {
   std::uint64_t until;
   std::uint32_t allocation_stream;
   std::uint32_t free_stream;
+
+  // cudaFree of stream-ordered memory waits for nothing, so its bytes stay ordered after the frees before it was made.
+  [[nodiscard]] bool keeps_order() const { return free_stream == kEveryStream && allocation_stream != kEveryStream; }
 };
 
 class Checker {
@@ -176,6 +179,7 @@ class Checker {
   std::string play(const std::vector<PlayedRequest>& requests) {
     live_.clear();
     freed_.clear();
+    before_.clear();
     pages_with_frees_.clear();
     std::multimap<std::uint64_t, std::size_t> ends;  // by `until`: the index in `requests`
     for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -213,6 +217,10 @@ class Checker {
       }
       if (std::string error = check_order(request, holder); !error.empty()) return name(request.slot) + error;
       at = freed_.erase(at);
+      const Bytes taken{std::max(old.first, bytes.first), std::min(old.last, bytes.last)};
+      if (request.keeps_order()) {
+        before_[bytes.first][taken.first] = {taken.last, holder.slot, holder.free_stream};
+      }
       if (old.first < bytes.first) freed_[old.first] = {bytes.first, holder.slot, holder.free_stream};
       if (old.last > bytes.last) freed_[bytes.last] = holder;
     }
@@ -234,6 +242,11 @@ class Checker {
   void release(const PlayedRequest& request) {
     for (const Bytes& bytes : physical(request.slot)) {
       live_.erase(bytes.first);
+      if (request.keeps_order()) {
+        freed_.merge(before_[bytes.first]);
+        before_.erase(bytes.first);
+        continue;
+      }
       freed_[bytes.first] = {bytes.last, request.slot, request.free_stream};
       if (request.free_stream == kEveryStream) continue;
       for (const std::uint64_t byte : {bytes.first, bytes.last - 1}) pages_with_frees_.insert(byte / plan_.granularity);
@@ -250,9 +263,12 @@ class Checker {
   std::vector<std::uint64_t> handle_at_;            // physical offset of each handle
   std::vector<std::vector<std::uint64_t>> begins_;  // by view: the offsets in the view at which its handles begin
   std::set<std::pair<std::size_t, std::size_t>> waits_;
-  std::vector<std::size_t> slots_;         // of each request; kNoSlot: none
-  std::map<std::uint64_t, Holder> live_;   // by the first byte
-  std::map<std::uint64_t, Holder> freed_;  // by the first byte
+  std::vector<std::size_t> slots_;                  // of each request; kNoSlot: none
+  using Holders = std::map<std::uint64_t, Holder>;  // by the first byte
+  Holders live_;
+  Holders freed_;
+  std::map<std::uint64_t, Holders>
+      before_;  // by the first live byte: who freed the bytes of a request that keeps order
   std::set<std::uint64_t> pages_with_frees_;
 };
 

@@ -22,6 +22,7 @@ namespace stalloc::plan {
 //     times); where slots have lanes, their order is another one than the run's, and this is not compared;
 //   - for bytes freed on one stream and taken on another there is a Wait whose freed slot records an event, and memory
 //     of synchronous calls takes no bytes with a pending free, nor others of a page of which a stream has freed a part;
+//     cudaFree of stream-ordered memory leaves its bytes ordered after the frees before it was made;
 //   - requests left to the original allocator take no bytes.
 // Expects a plan without defect (find_defect). Time O(n log n); memory O(n).
 std::string find_unsoundness(const Problem& problem, const DevicePlan& plan);

@@ -13,6 +13,10 @@ struct Use {
   std::size_t until;  // index of the first use made after this one was freed
   std::uint32_t stream;
   std::uint32_t owner;
+
+  // cudaFree of stream-ordered memory waits for nothing, since the program's own work on it is complete. The bytes are
+  // then ordered after the frees before this use, as they were.
+  [[nodiscard]] bool keeps_order() const { return owner == kEveryStream && stream != kEveryStream; }
 };
 
 std::vector<Use> recorded_uses(const Problem& problem, const std::vector<std::size_t>& slots) {
@@ -46,6 +50,7 @@ class Tracker {
 
   void run(const std::vector<Use>& uses) {
     last_.clear();
+    before_.clear();
     last_in_page_.clear();
     first_in_page_.clear();
     std::multimap<std::size_t, const Use*> frees;
@@ -94,6 +99,7 @@ class Tracker {
       for (auto at = last_.lower_bound(range.begin); at != last_.end() && at->first < range.end; at = last_.erase(at)) {
         take_fresh({fresh, at->first}, use.stream);
         fresh = at->second.end;
+        if (use.keeps_order()) before_[use.slot].insert(*at);
         if (at->second.owner == kEveryStream || at->second.owner == use.stream) continue;
         waits_.emplace(use.slot, at->second.slot);
         note_last_in_page(at->first, at->second.owner, at->second.at);
@@ -113,6 +119,10 @@ class Tracker {
   }
 
   void free(const Use& use) {
+    if (use.keeps_order()) {
+      last_.merge(before_[use.slot]);
+      return;
+    }
     for (const Range& range : ranges_of(use.slot)) {
       last_[range.begin] = {range.end, use.slot, use.owner, use.until};
       for (const std::uint64_t byte : {range.begin, range.end - 1}) {
@@ -146,7 +156,9 @@ class Tracker {
   const Sequence& sequence_;
   const Layout& layout_;
   const std::uint64_t page_;
-  std::map<std::uint64_t, Freed> last_;  // by the first byte: who freed it last; live bytes are not in it
+  using FreedBytes = std::map<std::uint64_t, Freed>;  // by the first byte
+  FreedBytes last_;                                   // who freed it last; live bytes are not in it
+  std::map<std::size_t, FreedBytes> before_;          // by slot: the same for its bytes, if its use keeps the order
   std::map<std::pair<std::uint64_t, std::uint32_t>, LastInPage> last_in_page_;  // by page and stream
   std::map<std::uint64_t, std::uint32_t> first_in_page_;                        // by page: the stream
   std::set<std::pair<std::size_t, std::size_t>> waits_;

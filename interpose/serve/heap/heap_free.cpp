@@ -283,8 +283,12 @@ CUresult Heap::free_sync(CUdeviceptr address) noexcept {
   if (!remove_live(address, &entry)) return CUDA_ERROR_INVALID_VALUE;
   if (!from_pool) order_.mark_all_complete(number);
   // For a block from a pool, the program's own work is complete. Work on the bytes from before the allocation may not
-  // be, but the block's stream is ordered after that.
-  make_reusable(entry, from_pool ? entry.stream : kNoStream);
+  // be: the marks of a plan's bytes still say so, and the block's stream is ordered after that work.
+  if (from_pool && entry.origin == Origin::Plan) {
+    release_slot(entry, entry.stream);
+  } else {
+    make_reusable(entry, from_pool ? entry.stream : kNoStream);
+  }
   if (!from_pool) release_freed_handles(entry);
   return CUDA_SUCCESS;
 }
@@ -335,6 +339,16 @@ void Heap::make_reusable(const LiveEntry& entry, StreamOrdinal stream, StreamOrd
     } else {
       order_.mark_freed(freed, stream, order_.assign_free_number(stream));
     }
+    release_slot(entry, preferred);
+  } catch (const std::bad_alloc&) {
+    // The bytes stay unused for good.
+  }
+}
+
+// Makes the bytes of a slot free, ordered as their marks say. Requests on the stream `preferred` get them first.
+void Heap::release_slot(const LiveEntry& entry, StreamOrdinal preferred) {
+  try {
+    const PhysicalRanges freed = ranges(entry);
     if (planned_.tracks_free_bytes()) {
       planned_.release(freed);
     } else {

@@ -127,6 +127,19 @@ TEST_CASE("memory of synchronous calls shares no page with what a stream has fre
   CHECK(contains(example.fault(), "request 2 may be used on any stream and shares a page with bytes freed on one"));
 }
 
+TEST_CASE("cudaFree of stream-ordered memory leaves its bytes ordered after earlier frees") {
+  Example example;
+  example.problem.requests[1].until = example.problem.requests[1].upper = example.plan.slots[1].upper = 2;
+  example.problem.requests[1].free_stream = kEveryStream;
+  example.problem.requests[2].stream = example.problem.requests[2].allocation_stream = 3;
+  example.plan.slots[2].stream = 3;
+  CHECK(example.fault().empty());
+  example.plan.slots[2].offset = kPage;
+  CHECK(contains(example.fault(), "request 2 takes bytes of request 0, freed on another stream, without a wait"));
+  example.plan.waits.push_back({2, 0});
+  CHECK(example.fault().empty());
+}
+
 TEST_CASE("a slot has the lifetime that its request has in the file") {
   Example example;
   example.plan.slots[1].upper = 4;

@@ -253,6 +253,19 @@ TEST_CASE("memory of synchronous calls shares no page with what streams free") {
   }
 }
 
+TEST_CASE("plans know what cudaFree of stream-ordered memory leaves to be ordered") {
+  std::size_t waits = 0;
+  for (const std::uint64_t seed : seeds(20)) {
+    CAPTURE(seed);
+    Problem problem = random_loop(static_cast<std::uint32_t>(seed), 3);
+    for (Request& request : problem.requests) {
+      if (request.size % 3 == 0) request.free_stream = kEveryStream;
+    }
+    waits += plan_and_check(problem, {.granularity = kSmallPage}).plan.waits.size();
+  }
+  CHECK(waits > 0);
+}
+
 TEST_CASE("a library's workspace takes as many pages as its bytes need") {
   for (const std::uint64_t seed : seeds(10)) {
     Problem problem = random_problem(static_cast<std::uint32_t>(seed), 100, 1, false);

@@ -251,7 +251,9 @@ TEST_CASE("a synchronous free of a range from a pool does not wait", "[serve][he
 }
 
 TEST_CASE("a synchronous free of a range from a pool does not complete earlier work on its bytes", "[serve][heap]") {
-  Fixture f(overlapping_plan());
+  plan::DevicePlan plan = overlapping_plan();
+  plan.slots[0].event_on_free = false;
+  Fixture f(plan);
   REQUIRE(f.allocate(4 * kKiB, f.s) == 0);
   f.driver.work(f.s);
   REQUIRE(f.free(0, f.s) == CUDA_SUCCESS);
@@ -261,6 +263,20 @@ TEST_CASE("a synchronous free of a range from a pool does not complete earlier w
   REQUIRE(f.allocate(4 * kKiB, f.t) == -1);
   synchronize(*f.heap, f.driver);
   REQUIRE(f.allocate(8 * kKiB, f.t) == 0);
+}
+
+TEST_CASE("a stream waits for frees before a range from a pool that was freed synchronously", "[serve][heap]") {
+  Fixture f(overlapping_plan());
+  const StreamKey third{f.driver.new_stream(), 0};
+  REQUIRE(f.allocate(4 * kKiB, f.s) == 0);
+  const Moment use = f.driver.work(f.s);
+  REQUIRE(f.free(0, f.s) == CUDA_SUCCESS);
+  REQUIRE(f.allocate(8 * kKiB, f.t) == 0);
+  REQUIRE(f.heap->free_sync(f.base()) == CUDA_SUCCESS);
+  REQUIRE(f.allocate(1000, f.s) == 64 * kKiB);
+  REQUIRE_FALSE(f.driver.is_ordered(third, use));
+  REQUIRE(f.allocate(4 * kKiB, third) == 0);
+  REQUIRE(f.driver.is_ordered(third, use));
 }
 
 TEST_CASE("a thread's own stream keeps its ordinal while it waits for a free", "[serve][heap]") {
