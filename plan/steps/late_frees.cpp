@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <functional>
-#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -34,6 +33,26 @@ LivesBySlot lives_by_slot(const Problem& problem, const SteadyState& steady) {
   return lives;
 }
 
+// How long a request of the body lives if the `dropped` latest frees of each do not count; kNever: not known.
+std::uint64_t usual_life(const std::vector<std::uint64_t>& lives, std::size_t dropped) {
+  return lives.empty() ? kNever : lives[std::min(dropped, (lives.size() - 1) / 2)];
+}
+
+// Lets no request of the repeating stretch live longer than that. Returns how many frees come earlier then.
+std::uint64_t drop_late_frees(Problem& problem, const SteadyState& steady, const LivesBySlot& lives,
+                              std::size_t dropped) {
+  std::uint64_t late = 0;
+  for (std::size_t i = steady.run_begin; i < steady.run_end; ++i) {
+    Request& request = problem.requests[i];
+    const std::uint64_t life = usual_life(lives[slot_in_body(i, steady)], dropped);
+    if (life == kNever || request.until == kNever || request.until <= i + life) continue;
+    request.upper -= request.until - (i + life);
+    request.until = i + life;
+    ++late;
+  }
+  return late;
+}
+
 // The live bytes after each request. Pre: they fit a device.
 std::vector<std::uint64_t> live_bytes(const Problem& problem) {
   std::vector<std::uint64_t> all(problem.requests.size(), 0);
@@ -48,27 +67,28 @@ std::vector<std::uint64_t> live_bytes(const Problem& problem) {
   return all;
 }
 
+std::uint64_t largest_in(const std::vector<std::uint64_t>& live, std::size_t from, std::size_t to) {
+  const auto at = [&](std::size_t i) { return live.begin() + static_cast<std::ptrdiff_t>(i); };
+  return from == to ? 0 : *std::max_element(at(from), at(to));
+}
+
+// How many frees of each request of the body may be dropped.
+std::size_t most_dropped(const SteadyState& steady) { return (steady.repetitions - 1) / 2; }
+
 // The peak of live bytes without the late frees of single repetitions: that of the repetition in the middle, or of what
-// does not repeat, if it is higher.
-std::uint64_t usual_peak(const Problem& problem, const SteadyState& steady) {
+// does not repeat, if it is higher. The stretch that repeats may reach into the latter: late frees there do not count.
+std::uint64_t usual_peak(const Problem& problem, const SteadyState& steady, const LivesBySlot& lives) {
   const std::vector<std::uint64_t> live = live_bytes(problem);
-  const auto peak_in = [&](std::size_t from, std::size_t to) {
-    return std::accumulate(live.begin() + static_cast<std::ptrdiff_t>(from),
-                           live.begin() + static_cast<std::ptrdiff_t>(to), std::uint64_t{0},
-                           [](std::uint64_t peak, std::uint64_t bytes) { return std::max(peak, bytes); });
-  };
   std::vector<std::uint64_t> peaks;
   for (std::size_t i = 0; i < steady.repetitions; ++i) {
-    peaks.push_back(peak_in(steady.begin + i * steady.period, steady.begin + (i + 1) * steady.period));
+    peaks.push_back(largest_in(live, steady.begin + i * steady.period, steady.begin + (i + 1) * steady.period));
   }
   const auto middle = peaks.begin() + static_cast<std::ptrdiff_t>((peaks.size() - 1) / 2);
   std::nth_element(peaks.begin(), middle, peaks.end());
-  return std::max({*middle, peak_in(0, steady.begin), peak_in(steady.end(), live.size())});
-}
-
-// How long a request of the body lives if the `dropped` latest frees of each do not count; kNever: not known.
-std::uint64_t usual_life(const std::vector<std::uint64_t>& lives, std::size_t dropped) {
-  return lives.empty() ? kNever : lives[std::min(dropped, (lives.size() - 1) / 2)];
+  Problem without = problem;
+  drop_late_frees(without, steady, lives, most_dropped(steady));
+  const std::vector<std::uint64_t> least = live_bytes(without);
+  return std::max({*middle, largest_in(least, 0, steady.begin), largest_in(least, steady.end(), least.size())});
 }
 
 // The peak of live bytes where every repetition lasts as long as that.
@@ -89,13 +109,13 @@ UsualFrees without_late_frees(Problem problem) {
   if (steady.period == 0 || steady.repetitions < 3) return usual;
   if (!repeats_as_recorded(steady, usual.problem.requests.size())) return usual;
   const LivesBySlot lives = lives_by_slot(usual.problem, steady);
-  const std::uint64_t peak = usual_peak(usual.problem, steady);
+  const std::uint64_t peak = usual_peak(usual.problem, steady, lives);
   const auto is_enough = [&](std::size_t dropped) {
     return peak_with(usual.problem, steady, lives, dropped) <= peak + peak / kPeakTolerance;
   };
   if (is_enough(0)) return usual;
   std::size_t dropped = 1;  // the fewest that are enough, or all that may be dropped
-  for (std::size_t most = (steady.repetitions - 1) / 2; dropped < most;) {
+  for (std::size_t most = most_dropped(steady); dropped < most;) {
     const std::size_t middle = (dropped + most) / 2;
     if (is_enough(middle)) {
       most = middle;
@@ -103,14 +123,7 @@ UsualFrees without_late_frees(Problem problem) {
       dropped = middle + 1;
     }
   }
-  for (std::size_t i = steady.run_begin; i < steady.run_end; ++i) {
-    Request& request = usual.problem.requests[i];
-    const std::uint64_t life = usual_life(lives[slot_in_body(i, steady)], dropped);
-    if (life == kNever || request.until == kNever || request.until <= i + life) continue;
-    request.upper -= request.until - (i + life);
-    request.until = i + life;
-    ++usual.late;
-  }
+  usual.late = drop_late_frees(usual.problem, steady, lives, dropped);
   return usual;
 }
 

@@ -23,14 +23,15 @@ constexpr std::size_t kStep = 40;  // requests
 // The frees that come so many requests later: the request and the number.
 using Late = std::vector<std::pair<std::size_t, std::uint64_t>>;
 
-// Weights, and steps whose requests are freed by the next one but one.
-Problem steps(std::size_t count, const Late& late) {
+// Weights, and steps whose requests are freed by the next one but one. The run begins with request `first` of a
+// step.
+Problem steps(std::size_t count, const Late& late, std::size_t first = 0) {
   Problem problem;
   problem.repeats = true;
   for (std::size_t i = 0; i < 1 + count * kStep; ++i) {
     plan::Request& request = problem.requests.emplace_back();
     request.id = request.lower = i;
-    request.size = i == 0 ? 64 * kMiB : (16 + (i - 1) % kStep) * kMiB;
+    request.size = i == 0 ? 64 * kMiB : (16 + (i - 1 + first) % kStep) * kMiB;
     request.until = i == 0 ? plan::kNever : i + 2;
   }
   for (const auto& [request, requests] : late) problem.requests[request].until += requests;
@@ -71,6 +72,16 @@ TEST_CASE("a late free that makes the recorded peak does not count as usual", "[
   constexpr std::size_t kLargest = kStep - 3;
   const Problem recorded = steps(11, {{1 + 5 * kStep + kLargest, 2}});
   const std::uint64_t peak_of_others = plan::peak_live_bytes(steps(11, {}));
+  REQUIRE(plan::peak_live_bytes(recorded) > peak_of_others);
+  const UsualFrees usual = plan::without_late_frees(recorded);
+  CHECK(usual.late == 1);
+  CHECK(plan_and_check(usual.problem).plan.physical_bytes <= peak_of_others + 4 * kMiB);
+}
+
+TEST_CASE("a late free in the part of a step before the body does not count as usual", "[plan][late_frees]") {
+  constexpr std::size_t kFirst = kStep / 2;
+  const Problem recorded = steps(11, {{1 + kStep - kFirst - 3, 2}}, kFirst);
+  const std::uint64_t peak_of_others = plan::peak_live_bytes(steps(11, {}, kFirst));
   REQUIRE(plan::peak_live_bytes(recorded) > peak_of_others);
   const UsualFrees usual = plan::without_late_frees(recorded);
   CHECK(usual.late == 1);
