@@ -21,8 +21,8 @@ struct UsualFrees {
 // of the other repetitions: as few as are needed, and fewer than in half of the repetitions. The usual peak is that of
 // the repetition in the middle, or of what does not repeat, if it is higher: the peak of the whole run may be that of
 // one late free. When a free is late in a later run, the request that finds its slot taken goes into a gap
-// (plan/follow/gap.h). Only for runs of which three quarters repeat in the recorded order. Pre: the requests fit a
-// device. O(n log n). Pure.
+// (plan/follow/gap.h). Only for runs that are planned in the recorded order, and not by threads (steps.h). Pre: the
+// requests fit a device. O(threads * n log n). Pure.
 UsualFrees without_late_frees(Problem problem);
 
 }  // namespace stalloc::plan

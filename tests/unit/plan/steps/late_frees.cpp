@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "catch.h"
+#include "plan/steps/steady_state.h"
 #include "plan_and_check.h"
 
 using namespace stalloc;
@@ -86,6 +87,33 @@ TEST_CASE("a late free in the part of a step before the body does not count as u
   const UsualFrees usual = plan::without_late_frees(recorded);
   CHECK(usual.late == 1);
   CHECK(plan_and_check(usual.problem).plan.physical_bytes <= peak_of_others + 4 * kMiB);
+}
+
+TEST_CASE("late frees do not count either where they leave few repetitions of the body", "[plan][late_frees]") {
+  const auto across = GENERATE(true, false);
+  CAPTURE(across);
+  // One is freed where the fewest bytes were live, so that the body begins later; one outlives its step.
+  const Problem recorded = across ? steps(3, {{1 + kStep + 35, 12}}) : steps(5, {{1 + 2 * kStep + 25, kStep}});
+  CHECK(plan::find_steady_state(recorded).repetitions == 2);
+  const UsualFrees usual = plan::without_late_frees(recorded);
+  CHECK(usual.late == 1);
+  CHECK(plan_and_check(usual.problem).plan.physical_bytes <= plan::peak_live_bytes(steps(3, {})) + 4 * kMiB);
+}
+
+TEST_CASE("late frees of a run with a long beginning do not count either", "[plan][late_frees]") {
+  Problem recorded;
+  recorded.repeats = true;
+  const Problem repeating = steps(11, one_in_each_step(11));
+  const std::size_t before = repeating.requests.size() / 2;
+  for (std::size_t i = 0; i < before + repeating.requests.size(); ++i) {
+    plan::Request& request = recorded.requests.emplace_back();
+    if (i >= before) request = repeating.requests[i - before];
+    if (i < before) request.size = 512 * (1 + i);
+    request.until = i < before ? i + 1 : request.until == plan::kNever ? plan::kNever : request.until + before;
+    request.id = request.lower = i;
+    request.upper = std::min<std::uint64_t>(request.until, before + repeating.requests.size());
+  }
+  CHECK(plan::without_late_frees(recorded).late == 10);
 }
 
 TEST_CASE("frees that are late without costing memory stay as they were", "[plan][late_frees]") {
