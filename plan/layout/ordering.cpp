@@ -73,7 +73,7 @@ class Tracker {
     std::uint32_t owner;
     std::size_t at;  // the use that the free came before
   };
-  // The latest frees: those between the same two requests, whose order is not recorded.
+  // The latest frees: those between the same two requests, whose order is not recorded, as far as they are not noted.
   struct LastInPage {
     std::size_t at = 0;
     std::vector<std::size_t> slots;
@@ -140,7 +140,9 @@ class Tracker {
   void note_last_in_page(std::uint64_t byte, std::uint32_t owner, std::size_t since) {
     const auto last = last_in_page_.find({byte / page_, owner});
     if (last == last_in_page_.end() || last->second.at < since) return;
-    last_in_pages_.insert(last->second.slots.begin(), last->second.slots.end());
+    std::vector<std::size_t>& slots = last->second.slots;
+    last_in_pages_.insert(slots.begin(), slots.end());
+    slots.clear();  // they are noted: thousands of small requests may use the page
   }
 
   // Cuts the freed range that spans `at` in two.

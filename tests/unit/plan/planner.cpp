@@ -266,6 +266,22 @@ TEST_CASE("plans know what cudaFree of stream-ordered memory leaves to be ordere
   CHECK(waits > 0);
 }
 
+TEST_CASE("waits for very many small requests are found in little time") {
+  constexpr std::size_t kCount = 16'384;  // of each stream; the frees of the first one come all at once
+  Problem problem;
+  for (std::size_t i = 0; i < 2 * kCount; ++i) {
+    Request& request = problem.requests.emplace_back();
+    request.id = request.lower = i;
+    request.size = kUnitBytes;
+    request.until = request.upper = i < kCount ? kCount : 2 * kCount;
+    request.stream = request.allocation_stream = request.free_stream = i < kCount ? 0 : 1;
+  }
+  const auto planned = plan_and_check(problem);
+  CHECK(planned.plan.waits.size() == kCount);
+  CHECK(std::all_of(planned.plan.slots.begin(), planned.plan.slots.begin() + kCount,
+                    [](const Slot& slot) { return slot.event_on_free; }));
+}
+
 TEST_CASE("a library's workspace takes as many pages as its bytes need") {
   for (const std::uint64_t seed : seeds(10)) {
     Problem problem = random_problem(static_cast<std::uint32_t>(seed), 100, 1, false);
