@@ -196,6 +196,67 @@ CHECK_OF_DOOR(user_pools) {
   allocator().releasePool(0, pool);
 }
 
+// A pool's blocks that another stream used are reused once it has finished with them, since PyTorch looks for that at
+// its next request outside of the pool.
+CHECK_OF_DOOR(pool_blocks_of_other_streams) {
+  const c10::cuda::MempoolId_t pool{0, 82};
+  const Stream side = make_stream();
+  add_pool_user(pool);
+  for (int round = 0; round < 12; ++round) {
+    allocator().beginAllocateToPool(0, pool, [](cudaStream_t) { return true; });
+    {
+      const c10::DataPtr pooled = allocator().allocate(300 * kMiB);  // of 2 GiB
+      allocator().recordStream(pooled, side);
+    }
+    allocator().endAllocateToPool(0, pool);
+    settle();
+    const c10::DataPtr eager = allocator().allocate(1000);
+    EXPECT(figures().active_bytes[0].current == 1024);
+  }
+}
+
+// A request while such a block waits leaves another thread's capture alone.
+CHECK_OF_DOOR(waiting_block_beside_a_capture) {
+  if (!is_door_open()) return;  // PyTorch alone asks for the block's event, which breaks such a capture
+  const c10::cuda::MempoolId_t pool{0, 83};
+  const Stream side = make_stream();
+  add_pool_user(pool);
+  allocator().beginAllocateToPool(0, pool, [](cudaStream_t) { return true; });
+  c10::DataPtr pooled = allocator().allocate(10 * kMiB);
+  allocator().recordStream(pooled, side);
+  allocator().endAllocateToPool(0, pool);
+  pooled.clear();
+  settle();
+  const Stream stream = make_stream();
+  MUST(cudaStreamBeginCapture(stream.stream(), cudaStreamCaptureModeGlobal));
+  std::thread([] { const c10::DataPtr eager = allocator().allocate(1000); }).join();
+  cudaGraph_t graph = nullptr;
+  MUST(cudaStreamEndCapture(stream.stream(), &graph));
+  MUST(cudaGraphDestroy(graph));
+  EXPECT(figures().active_bytes[0].current == 0);
+}
+
+// As for pools above, for graphs that share a pool.
+CHECK_OF_DOOR(graphs_blocks_of_other_streams) {
+  const c10::cuda::MempoolId_t pool{5, 0};
+  const Stream stream = make_stream();
+  const Stream side = make_stream();
+  const On on(stream);
+  add_pool_user(pool);
+  for (int round = 0; round < 12; ++round) {
+    Capture capture(stream, pool);
+    {
+      const c10::DataPtr inner = allocator().allocate(300 * kMiB);
+      allocator().recordStream(inner, side);
+    }
+    MUST(cudaGraphExecDestroy(capture.end()));
+    for (int i = 0; i < 2; ++i) {
+      settle();
+      const c10::DataPtr eager = allocator().allocate(1000);
+    }
+  }
+}
+
 // The state of a pool is saved and restored, as graph trees do.
 CHECK_OF_DOOR(checkpoints) {
   const c10::cuda::MempoolId_t pool{4, 0};

@@ -144,6 +144,9 @@ void* DoorAllocator::serve(const Request& request) {
   if (state.active_pools.load(std::memory_order_relaxed) != 0 && belongs_to_pool(state, request.stream)) {
     return allocate_natively({device, request.bytes, request.stream, nullptr});
   }
+  if (state.native_waits.load(std::memory_order_relaxed)) [[unlikely]] {
+    if (void* address = serve_natively_for_events(state, request)) return address;
+  }
   // Gathered before anything is allocated, since the user's recorder may throw.
   const Context context = history_.gather(native::RecordContext::STATE);
   void* address = nullptr;
@@ -268,6 +271,7 @@ void DoorAllocator::update_native_statistics(int device) {
     const std::lock_guard lock(state.mutex);
     state.statistics.update_native(stats, reading);
     state.has_native.store(state.statistics.native_reserved() != 0, std::memory_order_relaxed);
+    state.native_waits.store(state.statistics.native_waiting() != 0, std::memory_order_relaxed);
     limited = state.fraction < 1;
   }
   if (limited) update_heap_limit(device);

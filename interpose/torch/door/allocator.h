@@ -120,6 +120,7 @@ class DoorAllocator final : public Forwarding {
     double fraction = 1;                            // the part of the device's memory that this process may use
     std::atomic<std::uint64_t> native_readings{0};  // readings of the native allocator's statistics begun so far
     std::atomic<bool> has_native{false};            // the native allocator holds memory of the device
+    std::atomic<bool> native_waits{false};          // freed blocks of the native allocator wait for other streams
     std::atomic<std::size_t> active_pools{0};       // the size of `pools`
     std::atomic<std::size_t> postponed_count{0};    // the size of `postponed`
     std::mutex limit_mutex;                         // guards reading the heap's limit and setting it
@@ -149,6 +150,7 @@ class DoorAllocator final : public Forwarding {
   void* serve(const Request& request);
   void* serve_after_refusal(stalloc_door_result result, const Request& request, const Context& context);
   bool belongs_to_pool(DeviceState& state, cudaStream_t stream);
+  void* serve_natively_for_events(DeviceState& state, const Request& request);
   void register_block(const Request& request, void* address, const Context& context);
   Totals add_block(const Request& request, void* address, const Context& context);
   Block remove_block(int device, void* address, Totals* totals);
@@ -175,6 +177,7 @@ class DoorAllocator final : public Forwarding {
     return library_.allocate(request.device, request.bytes, request.stream, request.caller, address);
   }
   bool free_and_retry(const Request& request, void** address);
+  bool has_room_for_native(int device, std::size_t bytes);
   void empty_native_caches(std::vector<std::int64_t>* counted);
   void update_native_limit(int device, std::size_t bytes);
   void update_heap_limit(int device);

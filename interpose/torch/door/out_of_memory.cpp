@@ -177,6 +177,20 @@ void DoorAllocator::update_native_limit(int device, std::size_t bytes) {
                             static_cast<c10::DeviceIndex>(device));
 }
 
+// Whether the native allocator can probably serve a small request without an error, which would be reported.
+bool DoorAllocator::has_room_for_native(int device, std::size_t bytes) {
+  constexpr std::uint64_t kSegment = std::uint64_t{2} << 20;  // what it asks CUDA for
+  {
+    DeviceState& state = state_of(device);
+    const std::lock_guard lock(state.mutex);
+    if (state.statistics.native_idle_for_small() >= static_cast<std::int64_t>(bytes)) return true;
+  }
+  const std::optional<std::uint64_t> limit = granted_bytes(device);
+  if (limit && native_bytes(device) + library_.held(device).all + kSegment > *limit) return false;
+  stalloc_door_memory memory{};
+  return library_.memory_info(device, &memory) == 0 || memory.device_free + memory.free >= kSegment;
+}
+
 // The native allocator would pass its own limit, which may be smaller than the user's, to the observer.
 void DoorAllocator::attachOutOfMemoryObserver(native::OutOfMemoryObserver observer) {
   native_.attachOutOfMemoryObserver([this, observer = std::move(observer)](std::int64_t device, std::size_t bytes,

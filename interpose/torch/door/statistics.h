@@ -103,6 +103,14 @@ class Statistics {
   [[nodiscard]] std::int64_t total_reserved() const { return current(kHeld, kAll) + native_[kReservedBytes][kAll]; }
   [[nodiscard]] std::int64_t native_reserved() const { return native_[kReservedBytes][kAll]; }
   [[nodiscard]] std::int64_t native_idle() const { return native_reserved() - native_[kAllocatedBytes][kAll]; }
+  // Bytes of freed blocks that the native allocator keeps until other streams have finished with them.
+  [[nodiscard]] std::int64_t native_waiting() const {
+    return native_[kActiveBytes][kAll] - native_[kAllocatedBytes][kAll];
+  }
+  // Bytes in the native allocator's segments of small blocks that no block uses.
+  [[nodiscard]] std::int64_t native_idle_for_small() const {
+    return native_[kReservedBytes][kSmall] - native_[kActiveBytes][kSmall];
+  }
 
  private:
   static constexpr std::size_t kAll = 0;
@@ -123,7 +131,7 @@ class Statistics {
                                                      {&DeviceStats::active_bytes, kBytes},
                                                      {&DeviceStats::requested_bytes, kRequested},
                                                      {&DeviceStats::reserved_bytes, kHeld}}};
-  enum : std::size_t { kAllocatedBytes = 2, kReservedBytes = 5 };  // of kMerged
+  enum : std::size_t { kAllocatedBytes = 2, kActiveBytes = 3, kReservedBytes = 5 };  // of kMerged
 
   // The range never changes once it is known. The library reports none after it was turned off.
   void set_small_range(stalloc_door_held held) {
