@@ -3,8 +3,10 @@
 #include <c10/util/env.h>
 #include <stdlib.h>  // NOLINT(modernize-deprecated-headers): setenv is POSIX
 
+#include <atomic>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "interpose/torch/door/statistics.h"
 #include "tests/torch/pytorch.h"
@@ -306,6 +308,27 @@ CHECK_OF_DOOR(memory_fraction) {
   settle();
   allocator().setMemoryFraction(1.0, 0);
   Tensor more(900 * kMiB);
+}
+
+// A limit that is lifted while a request of another thread divides it between the allocators binds neither of them.
+CHECK_OF_DOOR(memory_fraction_beside_requests) {
+  for (unsigned round = 0; round < 300; ++round) {
+    const c10::cuda::MempoolId_t pool{0, 100 + round};
+    std::atomic<int> requests{0};
+    std::atomic<bool> over{false};
+    allocator().setMemoryFraction(0.5, 0);
+    std::thread requester([&] {
+      allocator().beginAllocateToPool(0, pool, [](cudaStream_t) { return true; });
+      for (; !over; ++requests) (void)allocator().allocate(kMiB);
+      allocator().endAllocateToPool(0, pool);
+    });
+    while (requests < 2) std::this_thread::yield();
+    allocator().setMemoryFraction(1.0, 0);
+    over = true;
+    requester.join();
+    EXPECT(early_allocator().getMemoryFraction(0) == 1);
+    allocator().releasePool(0, pool);
+  }
 }
 
 // What the native allocator serves may take the heap's idle memory, before anybody is told that there is none.

@@ -180,6 +180,7 @@ class DoorAllocator final : public Forwarding {
   bool has_room_for_native(int device, std::size_t bytes);
   void empty_native_caches(std::vector<std::int64_t>* counted);
   void update_native_limit(int device, std::size_t bytes);
+  void set_native_limit(int device, std::size_t bytes, std::uint64_t limit);
   void update_heap_limit(int device);
   void limit_to_fraction(int device, double fraction);
   std::optional<std::uint64_t> granted_bytes(int device);

@@ -114,6 +114,7 @@ double DoorAllocator::getMemoryFraction(c10::DeviceIndex device) {
 void DoorAllocator::setMemoryFraction(double fraction, c10::DeviceIndex device) {
   native_.setMemoryFraction(fraction, device);  // throws for invalid arguments
   limit_to_fraction(device, fraction);
+  native_.setMemoryFraction(fraction, device);  // a request may have set its part of the former limit meanwhile
 }
 
 void DoorAllocator::limit_to_fraction(int device, double fraction) {
@@ -159,20 +160,29 @@ void DoorAllocator::update_heap_limit(int device) {
   library_.set_limit(device, *limit - std::min(*limit, native_bytes(device)));
 }
 
-// The native allocator, which does not know of the heap, may hold the user's limit less what the heap holds. It would
-// report an error before it asks CUDA, so if this may be too little for a request of `bytes`, the heap's idle memory is
-// given back first.
+// The native allocator, which does not know of the heap, may hold the user's limit less what the heap holds.
 void DoorAllocator::update_native_limit(int device, std::size_t bytes) {
+  std::optional<std::uint64_t> limit = granted_bytes(device);
+  while (limit) {
+    set_native_limit(device, bytes, *limit);
+    const std::optional<std::uint64_t> now = granted_bytes(device);
+    if (now == limit) return;
+    // The user has changed it meanwhile, and what was set just now must not stay.
+    if (!now) native_.setMemoryFraction(1, static_cast<c10::DeviceIndex>(device));
+    limit = now;
+  }
+}
+
+// The native allocator would report an error before it asks CUDA, so if its part of the limit may be too little for a
+// request of `bytes`, the heap's idle memory is given back first.
+void DoorAllocator::set_native_limit(int device, std::size_t bytes, std::uint64_t limit) {
   constexpr std::uint64_t kSegment = std::uint64_t{20} << 20;  // how much more than `bytes` it may ask CUDA for
-  const std::optional<std::uint64_t> limit = granted_bytes(device);
-  if (!limit) return;
   const auto is_short = [&] {
-    return native_bytes(device) + library_.held(device).all + std::min<std::uint64_t>(bytes, *limit) + kSegment >
-           *limit;
+    return native_bytes(device) + library_.held(device).all + std::min<std::uint64_t>(bytes, limit) + kSegment > limit;
   };
   if (is_short()) (void)library_.trim(device, /*wait=*/0);
   if (is_short() && native_idle_bytes(device) < bytes) (void)library_.trim(device, /*wait=*/1);
-  const std::uint64_t natives = *limit - std::min(*limit, library_.held(device).all);
+  const std::uint64_t natives = limit - std::min(limit, library_.held(device).all);
   native_.setMemoryFraction(static_cast<double>(natives) / static_cast<double>(library_.device_total(device)),
                             static_cast<c10::DeviceIndex>(device));
 }
