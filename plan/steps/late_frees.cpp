@@ -13,10 +13,16 @@
 namespace stalloc::plan {
 namespace {
 
-// The whole stretch that repeats, in single steps. The late frees themselves may let the body begin later, or be
-// several steps long, so that few repetitions of it are left.
-SteadyState in_single_steps(SteadyState steady) {
-  if (steady.period == 0) return steady;
+constexpr std::size_t kFewestRepetitions = 3;  // fewer do not tell which frees are late
+
+// If few repetitions of the body are left: the whole stretch that repeats, in single steps. The late frees themselves
+// may let the body begin later, or be several steps long. `unrolled` is then how many of the returned periods the body
+// has.
+SteadyState with_more_repetitions(SteadyState steady) {
+  if (steady.period == 0 || steady.repetitions >= kFewestRepetitions) {
+    steady.unrolled = 1;
+    return steady;
+  }
   steady.begin = steady.run_begin;
   steady.period /= steady.unrolled;
   steady.repetitions = (steady.run_end - steady.begin) / steady.period;
@@ -116,8 +122,8 @@ std::uint64_t peak_with(Problem problem, const SteadyState& steady, const LivesB
 UsualFrees without_late_frees(Problem problem) {
   UsualFrees usual{std::move(problem), 0};
   if (!usual.problem.repeats) return usual;
-  const SteadyState steady = in_single_steps(find_steady_state(usual.problem));
-  if (steady.period == 0 || steady.repetitions < 3) return usual;
+  const SteadyState steady = with_more_repetitions(find_steady_state(usual.problem));
+  if (steady.period == 0 || steady.repetitions < kFewestRepetitions) return usual;
   const LivesBySlot lives = lives_by_slot(usual.problem, steady);
   const std::uint64_t peak = usual_peak(usual.problem, steady, lives);
   const auto is_enough = [&](std::size_t dropped) {

@@ -328,7 +328,7 @@ class Heap {
   bool remove_live(CUdeviceptr address, LiveEntry* entry) noexcept;
   void make_reusable(const LiveEntry& entry, StreamOrdinal stream) { make_reusable(entry, stream, stream); }
   void make_reusable(const LiveEntry& entry, StreamOrdinal stream, StreamOrdinal preferred);
-  void release_slot(const LiveEntry& entry, StreamOrdinal preferred);
+  void release_slot(PhysicalRanges freed, StreamOrdinal preferred) noexcept;
   void release_freed_handles(const LiveEntry& entry);
 
   // Memory under pressure. serve_under_pressure and log_exhaustion take the lock.

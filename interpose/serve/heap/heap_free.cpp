@@ -263,6 +263,19 @@ void Heap::notify_pending_frees_at_exit() noexcept {
   if (lock.owns_lock()) pending_frees_.notify_all();
 }
 
+// Makes the bytes of a slot free, ordered as their marks say. Requests on the stream `preferred` get them first.
+[[gnu::always_inline]] inline void Heap::release_slot(PhysicalRanges freed, StreamOrdinal preferred) noexcept {
+  try {
+    if (planned_.tracks_free_bytes()) {
+      planned_.release(freed);
+    } else {
+      dynamic_->add_free(freed, preferred);
+    }
+  } catch (const std::bad_alloc&) {
+    // The bytes stay unused for good.
+  }
+}
+
 CUresult Heap::free_sync(CUdeviceptr address) noexcept {
   std::uint64_t number = 0;
   bool from_pool = false;
@@ -285,7 +298,7 @@ CUresult Heap::free_sync(CUdeviceptr address) noexcept {
   // For a block from a pool, the program's own work is complete. Work on the bytes from before the allocation may not
   // be: the marks of a plan's bytes still say so, and the block's stream is ordered after that work.
   if (from_pool && entry.origin == Origin::Plan) {
-    release_slot(entry, entry.stream);
+    release_slot(ranges(entry), entry.stream);
   } else {
     make_reusable(entry, from_pool ? entry.stream : kNoStream);
   }
@@ -339,21 +352,7 @@ void Heap::make_reusable(const LiveEntry& entry, StreamOrdinal stream, StreamOrd
     } else {
       order_.mark_freed(freed, stream, order_.assign_free_number(stream));
     }
-    release_slot(entry, preferred);
-  } catch (const std::bad_alloc&) {
-    // The bytes stay unused for good.
-  }
-}
-
-// Makes the bytes of a slot free, ordered as their marks say. Requests on the stream `preferred` get them first.
-void Heap::release_slot(const LiveEntry& entry, StreamOrdinal preferred) {
-  try {
-    const PhysicalRanges freed = ranges(entry);
-    if (planned_.tracks_free_bytes()) {
-      planned_.release(freed);
-    } else {
-      dynamic_->add_free(freed, preferred);
-    }
+    release_slot(freed, preferred);
   } catch (const std::bad_alloc&) {
     // The bytes stay unused for good.
   }
