@@ -266,7 +266,7 @@ TEST_CASE("plans know what cudaFree of stream-ordered memory leaves to be ordere
   CHECK(waits > 0);
 }
 
-TEST_CASE("waits for very many small requests are found in little time") {
+TEST_CASE("very many small requests of one stream each wait for one of another stream") {
   constexpr std::size_t kCount = 16'384;  // of each stream; the frees of the first one come all at once
   Problem problem;
   for (std::size_t i = 0; i < 2 * kCount; ++i) {
