@@ -417,6 +417,23 @@ def mem_pool(torch):
     torch.cuda.empty_cache()
 
 
+@check
+def mem_pool_and_streams(torch):
+    """A tensor of a pool that another stream used goes back to the pool once that stream has finished with it."""
+    pool, side = torch.cuda.MemPool(), torch.cuda.Stream()
+    for _ in range(20):
+        with torch.cuda.use_mem_pool(pool):
+            tensor = torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            tensor.add_(1)
+        tensor.record_stream(side)
+        del tensor
+        torch.cuda.synchronize()
+        torch.ones(1000, device="cuda")  # at such a request PyTorch looks for streams that have finished
+    assert torch.cuda.max_memory_reserved() < 400 * MIB, torch.cuda.max_memory_reserved()
+
+
 def compiled_allocator(torch):
     """An allocator that another library brings, as RMM's: it asks the driver's own pool."""
     compiler = shutil.which("cc") or shutil.which("gcc")
