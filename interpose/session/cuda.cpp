@@ -117,6 +117,7 @@ CUresult Cuda::trim_nothing(CUmemoryPool pool) const noexcept {
 
 CUcontext Cuda::context_of_stream(CUstream stream) const noexcept {
   if (stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) return current_context();
+  if (is_destroyed(stream)) return nullptr;
   const auto relaxed = relax_captures();
   CUcontext context = nullptr;
   return cuStreamGetCtx_(stream, &context) == CUDA_SUCCESS ? context : nullptr;
