@@ -193,13 +193,10 @@ std::vector<Action> questions_and_pools() {
   };
 }
 
-void ask_what_it_is(CaptureScene& scene, Answers& answers, CUstream stream) {
-  unsigned flags = 0;
-  CUcontext context = nullptr;
-  int priority = 0;
-  answers.add(scene.cuda.cuStreamGetFlags(stream, &flags));
-  answers.add(scene.cuda.cuStreamGetCtx(stream, &context));
-  answers.add(scene.cuda.cuStreamGetPriority(stream, &priority));
+template <class Value>
+void ask(Answers& answers, CUresult (*get)(CUstream, Value*), CUstream stream) {
+  Value found{};
+  answers.add(get(stream, &found));
 }
 
 std::vector<Action> streams_and_events() {
@@ -218,7 +215,12 @@ std::vector<Action> streams_and_events() {
          a.add(s.cuda.cuEventRecord(s.event, s.side));
          a.add(s.cuda.cuStreamWaitEvent(s.third, s.event, 0));
        }},
-      {"what another stream is", [](CaptureScene& s, Answers& a) { ask_what_it_is(s, a, s.side); }},
+      {"the flags, the context and the priority of another stream",
+       [](CaptureScene& s, Answers& a) {
+         ask(a, s.cuda.cuStreamGetFlags, s.side);
+         ask(a, s.cuda.cuStreamGetCtx, s.side);
+         ask(a, s.cuda.cuStreamGetPriority, s.side);
+       }},
       {"cuStreamCreate and cuStreamDestroy",
        [](CaptureScene& s, Answers& a) {
          CUstream made = nullptr;
@@ -246,20 +248,11 @@ std::vector<Action> streams_and_events() {
 std::vector<Action> within() {
   return {
       {"the flags of the captured stream",
-       [](CaptureScene& s, Answers& a) {
-         unsigned found = 0;
-         a.add(s.cuda.cuStreamGetFlags(s.captured, &found));
-       }},
+       [](CaptureScene& s, Answers& a) { ask(a, s.cuda.cuStreamGetFlags, s.captured); }},
       {"the context of the captured stream",
-       [](CaptureScene& s, Answers& a) {
-         CUcontext found = nullptr;
-         a.add(s.cuda.cuStreamGetCtx(s.captured, &found));
-       }},
+       [](CaptureScene& s, Answers& a) { ask(a, s.cuda.cuStreamGetCtx, s.captured); }},
       {"the priority of the captured stream",
-       [](CaptureScene& s, Answers& a) {
-         int found = 0;
-         a.add(s.cuda.cuStreamGetPriority(s.captured, &found));
-       }},
+       [](CaptureScene& s, Answers& a) { ask(a, s.cuda.cuStreamGetPriority, s.captured); }},
       {"another stream joins the capture and is joined",
        [](CaptureScene& s, Answers& a) {
          a.add(s.cuda.cuEventRecord(s.event, s.captured));
