@@ -64,8 +64,10 @@ struct Problem {
 // More than any device can address. A larger request or sum is an error, so that no sum overflows.
 inline constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 48;
 
-// Returns the peak of the sum of `bytes()` of live requests: the lower bound of any plan. A result above kMostBytes
-// only says that the peak is above it. O(n). Pure.
+// Returns the sum of `bytes()` of live requests after each request. It ends with the first sum above kMostBytes, which
+// only says that there is one. O(n). Pure.
+std::vector<std::uint64_t> live_bytes(const Problem& problem);
+// Returns the largest of these sums: the lower bound of any plan. O(n). Pure.
 std::uint64_t peak_live_bytes(const Problem& problem);
 
 // Whether a device can have served the requests: none of them, whoever serves it, is larger than kMostBytes, and

@@ -70,20 +70,6 @@ std::uint64_t drop_late_frees(Problem& problem, const SteadyState& steady, const
   return late;
 }
 
-// The live bytes after each request. Pre: they fit a device.
-std::vector<std::uint64_t> live_bytes(const Problem& problem) {
-  std::vector<std::uint64_t> all(problem.requests.size(), 0);
-  std::vector<std::uint64_t> freed(problem.requests.size(), 0);  // just before each request
-  std::uint64_t live = 0;
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    const Request& request = problem.requests[i];
-    live += request.bytes() - freed[i];
-    all[i] = live;
-    if (request.until < all.size()) freed[request.until] += request.bytes();
-  }
-  return all;
-}
-
 std::uint64_t largest_in(const std::vector<std::uint64_t>& live, std::size_t from, std::size_t to) {
   const auto at = [&](std::size_t i) { return live.begin() + static_cast<std::ptrdiff_t>(i); };
   return from == to ? 0 : *std::max_element(at(from), at(to));
