@@ -32,6 +32,7 @@ using namespace std::chrono_literals;
 constexpr int kMost = 20'000;  // pieces of work, far more than a queue takes
 constexpr std::size_t kSmall = 1 << 20;
 constexpr std::size_t kBig = 64 << 20;
+constexpr std::size_t kLarge = 5 * kBig;
 constexpr std::size_t kProcesses = 8;  // at the same time
 constexpr std::chrono::milliseconds kWhile = 500ms;
 constexpr unsigned kLimitSeconds = 30;  // for a process
@@ -57,6 +58,7 @@ struct Objects {
   CUstream t = nullptr;
   CUstream other = nullptr;     // idle, has freed memory
   CUstream blocking = nullptr;  // created without CU_STREAM_NON_BLOCKING
+  CUdeviceptr of_other = 0;     // of the pool, where a row allocates it
   CUdeviceptr of_s = 0;         // of the pool, allocated and used on S
   CUdeviceptr of_t = 0;         // of the pool, allocated and used on T
   CUdeviceptr of_legacy = 0;    // of the pool, like the others
@@ -132,6 +134,20 @@ CUresult allocate_more(std::size_t bytes, CUstream stream) {  // than the pool h
   const CUresult result = cuMemAllocAsync(&block, bytes, stream);
   return result == CUDA_ERROR_OUT_OF_MEMORY ? CUDA_SUCCESS : result;
 }
+// Another stream frees memory while it is held, and a request on T may get it.
+CUresult hold_other(Objects& o) {
+  must(cuMemAllocAsync(&o.of_other, kLarge, o.other));
+  return cuLaunchHostFunc(o.other, hold, nullptr);
+}
+CUresult allocate_beside_request(Objects& o) {
+  must(cuMemFreeAsync(o.of_other, o.other));
+  std::thread([&o] {
+    must(cuCtxSetCurrent(o.context));
+    must(allocate_more(kLarge, o.t));
+  }).detach();
+  std::this_thread::sleep_for(kWhile / 4);
+  return allocate(o.s);
+}
 std::size_t all_memory() {
   std::size_t left = 0;
   std::size_t total = 0;
@@ -176,7 +192,8 @@ CUresult query(CUresult result) { return result == CUDA_ERROR_NOT_READY ? CUDA_S
 enum Alone {
   kReturns,
   kWaits,
-  kMayWait,  // it returns, but waits if the request has to wait for a free, which gives the legacy stream work
+  kMayWait,  // it returns, but waits if the request has to wait for a free, which gives the legacy stream work; or it
+             // returned in one run and waited in another
 };
 
 struct Row {
@@ -196,7 +213,7 @@ const std::vector<Row> kCalls = {
     {"allocate on S", kReturns, [](Objects& o) { return allocate(o.s); }},
     {"allocate 1 GiB on S", kReturns, [](Objects& o) { return allocate_more(std::size_t{1} << 30, o.s); }},
     {"allocate 1 GiB on T", kReturns, [](Objects& o) { return allocate_more(std::size_t{1} << 30, o.t); }},
-    {"allocate more than there is on S", kReturns, [](Objects& o) { return allocate_more(all_memory(), o.s); }},
+    {"allocate more than there is on S", kMayWait, [](Objects& o) { return allocate_more(all_memory(), o.s); }},
     {"flags of T", kReturns, flags_of_t},
     {"reserve addresses", kReturns, reserve},
     {"create and destroy a pool", kReturns, create_pool},
@@ -214,6 +231,7 @@ const std::vector<Row> kCalls = {
     {"synchronize T's reached event", kReturns, [](Objects& o) { return cuEventSynchronize(o.reached); }},
     {"destroy T's pending event", kWaits, [](Objects& o) { return cuEventDestroy(o.pending); }},
     {"record T's pending event on S", kReturns, [](Objects& o) { return cuEventRecord(o.pending, o.s); }},
+    {"allocate on S beside a request on T", kReturns, allocate_beside_request, hold_other},
     {"record an event on T", kWaits, [](Objects& o) { return cuEventRecord(o.event, o.t); }},
     {"allocate on T", kReturns, [](Objects& o) { return allocate(o.t); }},
     {"free on T", kWaits, [](Objects& o) { return cuMemFreeAsync(o.of_t, o.t); }},

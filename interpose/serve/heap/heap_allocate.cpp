@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a heap serves a request. A request takes the heap's lock once, unless memory is scarce.
+// How a heap serves a request. A request takes the heap's lock once, unless its stream must wait or memory is scarce.
 //
 //   1. `allocate` checks whether the stream is being captured, and takes the lock.
 //   2. Fast path: programs often free a tensor and then allocate one of the same size. So without a plan, the latest
@@ -19,8 +19,10 @@
 //      memory grows much beside them (`needs_bytes_of_plan`, `merge`). Without a plan, it takes the place that the
 //      request has in the plan of the program's step, if there is one (`serve_step`). Otherwise it calls
 //      `Dynamic::allocate`.
-//   8. `serve_under_pressure` (heap_pressure.cpp) comes last, when the driver has no more memory.
-//   9. CUDA serves every other request, and the caller reports that by `note_unplanned`.
+//   8. If the stream must wait for the frees of others, `unlock_and_wait` makes the waits without the lock, since the
+//      stream's queue may be full. If one fails, the bytes are taken back (`take_back`).
+//   9. `serve_under_pressure` (heap_pressure.cpp) comes last, when the driver has no more memory.
+//  10. CUDA serves every other request, and the caller reports that by `note_unplanned`.
 //
 // `allocate_sync` does the steps from 3 on, for all streams at once.
 #include "interpose/serve/heap/heap.h"
@@ -91,6 +93,7 @@ std::optional<CUdeviceptr> Heap::allocate_sync(std::size_t bytes) noexcept {
 CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, const StreamKey* stream, CUmemoryPool pool,
                         bool capturing, bool* exhausted) {
   if (bytes == 0 || is_closed() || refuses()) return 0;
+  order_.forget_waits();  // of a request that was given up
   complete_deferred_free();
   if (const std::size_t streams = pending_frees_.streams_to_query(); streams != 0) collect_pending_frees(streams);
   if (capturing) {
@@ -108,16 +111,31 @@ CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, con
   if (dropped_now && options_.plan_is_strict) refuses_.store(true);
   if (admitted && served == 0 && dynamic_) served = serve_dynamic(request, false);
   const auto planned_step = steps_ ? steps_->taken_up() : std::nullopt;
-  lock.unlock();
+  const bool found = served != 0;
+  served = unlock_and_wait(std::move(lock), served);
   if (planned_step) [[unlikely]]
     log_planned_step(*planned_step);
   if (dropped_now) [[unlikely]]
     log_dropped_plan();
-  if (served != 0) return served;
-  if (!admitted || !dynamic_) return 0;
+  if (found || !admitted || !dynamic_) return served;
   served = serve_under_pressure(stream, pool, request);
   if (served == 0 && exhausted != nullptr) *exhausted = true;
   return served;
+}
+
+// Unlocks the heap, and makes the waits that the served request needs. Returns its address, or 0 if a wait failed: CUDA
+// then serves the request, or fails as well.
+CUdeviceptr Heap::unlock_and_wait(std::unique_lock<HeapMutex> lock, CUdeviceptr served) noexcept {
+  if (!order_.has_waits() || served == 0) [[likely]]
+    return served;
+  StreamOrder::Waits waits = order_.take_waits();
+  lock.unlock();
+  order_.make(waits);
+  const CompletingLock again(*this);
+  order_.note_made(waits);
+  if (waits.all_are_made()) return served;
+  take_back(served);
+  return 0;
 }
 
 // Logs that the plan was dropped. Called without the lock: after a plan was dropped, its first difference is constant.

@@ -306,6 +306,22 @@ CUresult Heap::free_sync(CUdeviceptr address) noexcept {
   return CUDA_SUCCESS;
 }
 
+// Frees what a request was served after a wait for earlier frees of the bytes has failed. The marks of a plan's bytes
+// still name these frees.
+void Heap::take_back(CUdeviceptr address) noexcept {
+  LiveEntry entry;
+  if (is_closed() || !remove_live(address, &entry)) return;
+  if (entry.origin == Origin::Plan) return release_slot(ranges(entry), entry.stream);
+  try {
+    const PhysicalRanges freed = ranges(entry);
+    const std::vector<PhysicalRange> taken(freed.begin(), freed.end());  // a copy: the free may remove the view
+    make_reusable(entry, entry.stream);
+    order_.mark_unordered(taken);
+  } catch (const std::bad_alloc&) {
+    // The bytes stay unused for good.
+  }
+}
+
 // Returns memory that cudaFree has freed to the device; if a release threshold is set, only down to that.
 void Heap::release_freed_handles(const LiveEntry& entry) {
   if (entry.origin != Origin::Dynamic) return;

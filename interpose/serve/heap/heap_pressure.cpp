@@ -45,7 +45,9 @@ CUdeviceptr Heap::serve_under_pressure(const StreamKey* stream, CUmemoryPool poo
   }
   if (needs_events) create_events_ahead();
   {
-    const CompletingLock lock(*this);
+    std::unique_lock lock(mutex_);
+    order_.forget_waits();
+    complete_deferred_free();
     if (!admit(request.bytes, stream, pool, &request)) return 0;
     CUdeviceptr served = reclaim_and_serve(request);
     if (served == 0 && trim_cuda_pools()) served = reclaim_and_serve(request);
@@ -53,7 +55,7 @@ CUdeviceptr Heap::serve_under_pressure(const StreamKey* stream, CUmemoryPool poo
       const LateEventsAllowed allowed(order_);
       served = serve_dynamic(request, true);
     }
-    if (served != 0) return served;
+    if (served != 0) return unlock_and_wait(std::move(lock), served);
   }
   log_exhaustion(request);
   return 0;

@@ -45,6 +45,8 @@ StreamOrder::~StreamOrder() {
 }
 
 void StreamOrder::close(bool destroy_events) noexcept {
+  noted_ = {};
+  unused_.unpin_all();
   for (std::size_t i = 1; i <= stream_count_; ++i) {
     streams_[i].events.for_each([&](const FreeEvent& event) { unused_.put(event.event); });
     streams_[i] = {};
@@ -182,7 +184,7 @@ StreamOrdinal StreamOrder::reclaim() noexcept {
     StreamOrdinal best = kNoStream;
     for (std::size_t i = 1; i <= stream_count_; ++i) {
       const auto stream = static_cast<StreamOrdinal>(i);
-      if (alive && clocks_.of(stream) != nullptr) continue;
+      if ((alive && clocks_.of(stream) != nullptr) || streams_[i].taken_waits > 0) continue;
       if (streams_[i].alive != alive || !is_idle(stream)) continue;
       if (best == kNoStream || streams_[i].used_at < streams_[best].used_at) best = stream;
     }
@@ -241,11 +243,11 @@ bool StreamOrder::order_slowly(PhysicalRanges ranges, StreamOrdinal stream) noex
     watch(owner);
   });
   if (!possible || !waits) return possible;
-  // Waits are made only if all of them are possible: otherwise the bytes are not used, and a wait would only impose an
+  // Waits are noted only if all of them are possible: otherwise the bytes are not used, and a wait would only impose an
   // order that the program may never create itself.
   bool all = true;
   for_each_claim(ranges, stream, [&](StreamOrdinal owner, Free free) {
-    all = all && (is_behind(stream, owner, free.number) || wait_for(stream, owner, free));
+    all = all && (is_behind(stream, owner, free.number) || note_wait(stream, owner, free));
   });
   return all;
 }
@@ -300,15 +302,58 @@ const FreeEvent* StreamOrder::event_to_wait_for(StreamOrdinal owner, Free free) 
   return strict || late_events_allowed_ ? event : nullptr;
 }
 
-bool StreamOrder::wait_for(StreamOrdinal waiter, StreamOrdinal owner, Free free) noexcept {
+bool StreamOrder::note_wait(StreamOrdinal waiter, StreamOrdinal owner, Free free) noexcept {
   const FreeEvent* event = event_to_wait_for(owner, free);
-  if (event == nullptr) return false;
-  if (driver_.wait_event(streams_[waiter].key.handle, event->event) != CUDA_SUCCESS) return false;
-  set_ordered(waiter, owner, event->covers);
-  std::uint64_t& waited = waited_[pair(waiter, owner)];
-  waited = std::max(waited, event->covers);
-  ++waits_;
+  if (event == nullptr || !unused_.pin(event->event)) return false;
+  noted_.waiter_ = waiter;
+  noted_.key_ = streams_[waiter].key;
+  const Waits::Wait wait{owner, event->event, event->covers};
+  // A later event of the same owner covers all that an earlier one does.
+  for (Waits::Wait& noted : noted_.waits_) {
+    if (noted.owner != owner) continue;
+    unused_.unpin(noted.covers < wait.covers ? std::exchange(noted, wait).event : wait.event);
+    return true;
+  }
+  try {
+    noted_.waits_.push_back(wait);
+  } catch (const std::bad_alloc&) {
+    unused_.unpin(wait.event);
+    return false;
+  }
   return true;
+}
+
+StreamOrder::Waits StreamOrder::take_waits() noexcept {
+  ++streams_[noted_.waiter_].taken_waits;
+  return std::exchange(noted_, {});
+}
+
+void StreamOrder::forget_waits() noexcept {
+  for (const Waits::Wait& wait : noted_.waits_) unused_.unpin(wait.event);
+  noted_.waits_.clear();
+}
+
+void StreamOrder::make(Waits& waits) noexcept {
+  const ContextScope scope(driver_, context_);
+  if (!scope.ok()) return;
+  const auto is_made = [&](const Waits::Wait& wait) {
+    return driver_.wait_event(waits.key_.handle, wait.event) == CUDA_SUCCESS;
+  };
+  while (!waits.all_are_made() && is_made(waits.waits_[waits.made_])) ++waits.made_;
+}
+
+void StreamOrder::note_made(const Waits& waits) noexcept {
+  for (const Waits::Wait& wait : waits.waits_) unused_.unpin(wait.event);
+  if (closed_) return;
+  Stream& waiter = streams_[waits.waiter_];
+  --waiter.taken_waits;
+  if (!waiter.alive || waiter.key != waits.key_) return;  // destroyed meanwhile
+  for (const Waits::Wait& wait : std::span(waits.waits_).first(waits.made_)) {
+    set_ordered(waits.waiter_, wait.owner, wait.covers);
+    std::uint64_t& waited = waited_[pair(waits.waiter_, wait.owner)];
+    waited = std::max(waited, wait.covers);
+    ++waits_;
+  }
 }
 
 std::uint64_t StreamOrder::ordered(StreamOrdinal waiter, StreamOrdinal owner) const noexcept {

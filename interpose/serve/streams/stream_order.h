@@ -13,6 +13,7 @@
 #include <optional>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "interpose/base/stream_key.h"
 #include "interpose/serve/driver/driver.h"
@@ -44,6 +45,15 @@ namespace stalloc::serve {
 //             record(event)
 //     lock    HandOver(order, event): assign_free_number(T), mark_freed(ranges, T, number)
 //
+// Waits are made without the lock as well, since the queue of the stream that waits may be full, too. So `order` only
+// notes them. When the bytes have been taken, the caller makes them, and only then is the stream known to be ordered:
+//
+//     lock    order(ranges, S), take the bytes, waits = take_waits()
+//     make(waits)
+//     lock    note_made(waits)
+//
+// If a wait fails, the bytes are freed again, and `mark_unordered` says that each stream must be waited for.
+//
 // CUDA's own free on a blocking stream is work of that stream, which follows the work of the legacy stream. The event
 // stands for it: a program that waits for T, or finds T idle, may rely on work of the legacy stream being complete that
 // it gave before the free.
@@ -70,8 +80,8 @@ namespace stalloc::serve {
 // streams are idle; in addition, one free of many has an event of its own.
 //
 // Not thread-safe: the heap's lock protects it, except for `clocks` and where it says so. Only the constructor and
-// `add_events` throw. No function waits for work on the host, but `record` and `find_idle_or_record` may wait for room
-// in the queue of their stream.
+// `add_events` throw. No function waits for work on the host, but `record`, `make` and `find_idle_or_record` may wait
+// for room in the queue of their stream.
 class StreamOrder {
  public:
   // More than a step of most trainings frees, so that an event that each step wants is there.
@@ -107,8 +117,8 @@ class StreamOrder {
     return key == latest_key_ ? latest_ : kNoStream;
   }
 
-  // Orders the work that `stream` is given from now on after every free of these bytes. False: that was not possible,
-  // and the bytes may still be in use.
+  // Orders the work that `stream` is given from now on after every free of these bytes, once the noted waits are made.
+  // False: that was not possible, and the bytes may still be in use.
   [[nodiscard]] bool order(PhysicalRanges ranges, StreamOrdinal stream) noexcept;
   // True if every free of these bytes is complete, so that any stream may use them at once (cudaMalloc). Queries the
   // device.
@@ -123,10 +133,40 @@ class StreamOrder {
   }
   // True if the stream is known to be ordered after every free of the bytes already. Calls no driver function.
   [[nodiscard]] bool is_ordered(PhysicalRanges ranges, StreamOrdinal stream) const noexcept;
-  // Like `order`, but returns false, without making any wait, if the stream would have to wait for a stream after which
+  // Like `order`, but returns false, without noting any wait, if the stream would have to wait for a stream after which
   // the program has ordered it before. The program will probably do so again for these frees, and the bytes can then be
   // used a little later without a wait by stalloc.
   [[nodiscard]] bool order_without_avoidable_wait(PhysicalRanges ranges, StreamOrdinal stream) noexcept;
+
+  // The waits that `order` has noted since `take_waits` was called last, for one stream. Their events are not used
+  // again before `note_made`.
+  class Waits {
+   public:
+    [[nodiscard]] bool all_are_made() const noexcept { return made_ == waits_.size(); }
+
+   private:
+    friend class StreamOrder;
+    struct Wait {
+      StreamOrdinal owner = kNoStream;
+      CUevent event = nullptr;
+      std::uint64_t covers = 0;
+    };
+    StreamOrdinal waiter_ = kNoStream;
+    StreamKey key_;            // of the waiter
+    std::vector<Wait> waits_;  // at most one for each owner
+    std::size_t made_ = 0;     // the first ones
+  };
+  [[nodiscard]] bool has_waits() const noexcept { return !noted_.waits_.empty(); }
+  Waits take_waits() noexcept;
+  // Forgets the waits: their bytes were not taken.
+  void forget_waits() noexcept;
+  // Makes the waits, until one fails. Call without the heap's lock, on the thread of the request.
+  void make(Waits& waits) noexcept;
+  // The waits were made, as far as they say.
+  void note_made(const Waits& waits) noexcept;
+  // The bytes were freed on a stream after a wait for their earlier frees had failed. They can be used again by a
+  // stream that is ordered after all frees of all streams so far.
+  void mark_unordered(PhysicalRanges ranges) noexcept { marks_.mark(ranges, kEveryStreamMark, latest_number(), false); }
 
   // True if another stream had freed some of the bytes for which one of the functions above returned true last.
   [[nodiscard]] bool made_foreign_ready() const noexcept { return made_foreign_ready_; }
@@ -252,6 +292,7 @@ class StreamOrder {
     std::uint64_t used_at = 0;        // latest free number when it was last looked up, to find the least recently used
     std::uint64_t watched_frees = 0;  // for how many frees it is watched after one of its events was wanted
     std::uint64_t watched_until = 0;  // the number of the last free that has an event in any case
+    std::uint32_t taken_waits = 0;    // results of `take_waits` that were not passed to `note_made` yet
     FreeEvents events;
   };
 
@@ -296,7 +337,7 @@ class StreamOrder {
   void add(StreamOrdinal ordinal, const FreeEvent& event, bool recorded) noexcept;
   void record_free_events() noexcept;
   [[nodiscard]] const FreeEvent* event_to_wait_for(StreamOrdinal owner, Free free) const noexcept;
-  bool wait_for(StreamOrdinal waiter, StreamOrdinal owner, Free free) noexcept;
+  bool note_wait(StreamOrdinal waiter, StreamOrdinal owner, Free free) noexcept;
   bool query_complete(StreamOrdinal owner, std::uint64_t number) noexcept;
   bool order_slowly(PhysicalRanges ranges, StreamOrdinal stream) noexcept;
   const FreeEvent* record_late_event(StreamOrdinal ordinal) noexcept;
@@ -325,6 +366,7 @@ class StreamOrder {
   SharedFrees shared_;
   std::unique_ptr<Stream[]> streams_;  // [1, stream_count_]
   UnusedEvents unused_;
+  Waits noted_;
   EventAtFree at_free_;  // of the free that gets the next number on its stream
   StreamClocks clocks_;
   SparseArray<std::uint64_t> ordered_;  // by pair: `ordered`, where one of the two streams has no clock

@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Events that were created ahead, or are not needed any more.
+//
+// An event is pinned while a thread is about to let a stream wait for it. If the event is put here meanwhile, it is not
+// used again until it is unpinned: the stream would wait for its next record.
 #pragma once
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <new>
 #include <vector>
 
 namespace stalloc::serve {
@@ -21,7 +27,13 @@ class UnusedEvents {
     total_ += more;
   }
   // Pre: there is room.
-  void put(CUevent event) noexcept { events_.push_back(event); }
+  void put(CUevent event) noexcept {
+    if (const auto pin = find_pin(event); pin != pins_.end()) [[unlikely]] {
+      pin->is_put = true;
+    } else {
+      events_.push_back(event);
+    }
+  }
   // Null: there is none.
   CUevent take() noexcept {
     if (events_.empty()) return nullptr;
@@ -37,8 +49,42 @@ class UnusedEvents {
     return event;
   }
 
+  // Each `pin` that returned true needs an `unpin`, unless `unpin_all` was called. False: host memory is missing.
+  [[nodiscard]] bool pin(CUevent event) noexcept {
+    if (const auto pin = find_pin(event); pin != pins_.end()) return ++pin->times != 0;
+    try {
+      pins_.push_back({.event = event});
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+    return true;
+  }
+  void unpin(CUevent event) noexcept {
+    const auto pin = find_pin(event);
+    if (pin == pins_.end() || --pin->times > 0) return;
+    if (pin->is_put) events_.push_back(event);
+    *pin = pins_.back();
+    pins_.pop_back();
+  }
+  void unpin_all() noexcept {
+    for (const Pin& pin : pins_) {
+      if (pin.is_put) events_.push_back(pin.event);
+    }
+    pins_.clear();
+  }
+
  private:
+  struct Pin {
+    CUevent event = nullptr;
+    std::uint32_t times = 1;
+    bool is_put = false;  // when it is unpinned, it is unused
+  };
+  [[nodiscard]] std::vector<Pin>::iterator find_pin(CUevent event) noexcept {
+    return std::find_if(pins_.begin(), pins_.end(), [event](const Pin& pin) { return pin.event == event; });
+  }
+
   std::vector<CUevent> events_;
+  std::vector<Pin> pins_;  // nearly always empty
   std::size_t total_ = 0;
 };
 

@@ -329,3 +329,28 @@ TEST_CASE("a full stream of another context, on whose streams memory was freed, 
   CHECK(machine.heap().free_bytes() >= 4 << 20);
   CHECK(cuCtxDestroy_v2(second) == CUDA_SUCCESS);
 }
+
+TEST_CASE("while a request waits for room, to let its stream wait for another's free, others allocate", "[hooks]") {
+  const Machine machine;
+  const CUstream other = make_stream();
+  FullStream full;
+  FullStream held;
+  REQUIRE(allocate_and_free(full.stream) == CUDA_SUCCESS);
+  REQUIRE(allocate_and_free(other) == CUDA_SUCCESS);
+  CUdeviceptr freed = 0;
+  CUdeviceptr written = 0;
+  REQUIRE(cuMemAllocAsync(&freed, 64 << 20, held.stream) == CUDA_SUCCESS);
+  REQUIRE(cuMemAllocAsync(&written, 4 << 20, full.stream) == CUDA_SUCCESS);
+  REQUIRE(cuMemFreeAsync(freed, held.stream) == CUDA_SUCCESS);
+  full.fill(machine.context, [&](CUstream of) { cuMemsetD8Async(written, 0, 1, of); });
+  CUdeviceptr served = 0;
+  std::thread requesting([&] {
+    cuCtxSetCurrent(machine.context);
+    cuMemAllocAsync(&served, 64 << 20, full.stream);
+  });
+  while (simcuda_waiting_for_room() < 2) std::this_thread::yield();
+  CHECK(returns_beside(full, held, machine.context, [&] { return allocate_and_free(other); }));
+  requesting.join();
+  CHECK(served < freed + (64 << 20));  // it has some of the freed bytes,
+  CHECK(freed < served + (64 << 20));  // so it had to wait
+}

@@ -120,6 +120,7 @@ void compare(unsigned seed, CrossStream cross_stream, bool whole_pages) {
     const bool last_resort = random() % 20 == 0;
     const auto served = dynamic->allocate(bytes, ordinal, last_resort);
     REQUIRE(served);
+    REQUIRE(stalloc::test::make_waits(order));
     REQUIRE(simulated.allocate(bytes, ordinal, last_resort) == served);
     live.push_back({*served, bytes});
     REQUIRE(dynamic->physical_bytes() == simulated.placement().physical_bytes());

@@ -22,6 +22,19 @@ inline void create_events(serve::StreamOrder& order, serve::Driver& driver, std:
   order.add_events(events);
 }
 
+// Makes the waits that were noted. False: one failed.
+inline bool make_waits(serve::StreamOrder& order) {
+  if (!order.has_waits()) return true;
+  serve::StreamOrder::Waits waits = order.take_waits();
+  order.make(waits);
+  order.note_made(waits);
+  return waits.all_are_made();
+}
+// Orders the stream after the frees of the bytes. False: that was not possible.
+inline bool order_now(serve::StreamOrder& order, serve::PhysicalRanges ranges, serve::StreamOrdinal stream) {
+  return order.order(ranges, stream) && make_waits(order);
+}
+
 // Frees the bytes. There is an event at the free if `event_now`, or if the free is to have one; `for_others`: other
 // streams may get the bytes. `meanwhile` is what other threads do while the event is recorded. Returns the free's
 // number.

@@ -127,11 +127,23 @@ class OrderModel {
   // Requests the page on the stream. Throws Broken if it is served without order.
   void take(const Stream& stream, std::size_t page) {
     Context& of = contexts[stream.context];
-    const std::lock_guard lock(of.lock);
+    std::unique_lock lock(of.lock);
     const serve::StreamOrdinal ordinal = in_context(of, [&] { return of.order.ordinal(stream.key); });
     if (ordinal == serve::kNoStream || !of.freed[page]) return;
     const serve::PhysicalRange range = range_of(page);
-    if (of.order.order({&range, 1}, ordinal) && !driver.is_ordered(stream.key, of.pages[page])) {
+    const Moment freed = of.pages[page];
+    of.order.forget_waits();
+    bool granted = of.order.order({&range, 1}, ordinal);
+    if (granted && of.order.has_waits()) {
+      serve::StreamOrder::Waits waits = of.order.take_waits();
+      lock.unlock();
+      of.order.make(waits);
+      lock.lock();
+      of.order.note_made(waits);
+      granted = waits.all_are_made();
+      if (!granted) of.order.mark_unordered({&range, 1});
+    }
+    if (granted && !driver.is_ordered(stream.key, freed)) {
       throw Broken("bytes were granted to a stream that is not behind their free");
     }
   }

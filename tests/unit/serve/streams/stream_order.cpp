@@ -38,7 +38,7 @@ struct Fixture {
     free_on(order, ranges, order.ordinal(key), event_now);
     return moment;
   }
-  bool use(const Ranges& ranges, StreamKey key) { return order.order(ranges, order.ordinal(key)); }
+  bool use(const Ranges& ranges, StreamKey key) { return order_now(order, ranges, order.ordinal(key)); }
 };
 
 }  // namespace
@@ -65,17 +65,17 @@ TEST_CASE("a stream of which no event is wanted for long is not watched, and is 
   };
   REQUIRE(order.ordinal(s) != kNoStream);
   REQUIRE(events_of_frees(kWatched) >= kWatched);
-  REQUIRE(order.order(page, order.ordinal(s)));  // an event is wanted
+  REQUIRE(order_now(order, page, order.ordinal(s)));  // an event is wanted
   REQUIRE(events_of_frees(kWatched) >= kWatched);
   const std::uint64_t few = events_of_frees(640);
   REQUIRE(few >= 10);  // which tell that frees are complete
   REQUIRE(few <= 40);
 
   const Moment missed = free(t);
-  REQUIRE_FALSE(order.order(page, order.ordinal(s)));
+  REQUIRE_FALSE(order_now(order, page, order.ordinal(s)));
   REQUIRE_FALSE(driver.is_ordered(s, missed));
   const Moment freed = free(t);
-  REQUIRE(order.order(page, order.ordinal(s)));
+  REQUIRE(order_now(order, page, order.ordinal(s)));
   REQUIRE(driver.is_ordered(s, freed));
   driver.finish_all_work();
   REQUIRE(order.is_complete(page));
@@ -113,10 +113,27 @@ TEST_CASE("another stream waits for the free, once", "[serve][order]") {
   REQUIRE(f.order.waits() == 1);
 }
 
+TEST_CASE("an event that a stream is about to wait for is not recorded again before", "[serve][order]") {
+  Fixture f;
+  const Moment freed = f.use_and_free(f.page, f.t);
+  REQUIRE(f.order.order(f.page, f.order.ordinal(f.s)));
+  StreamOrder::Waits waits = f.order.take_waits();
+  REQUIRE_FALSE(f.order.has_waits());
+  REQUIRE_FALSE(f.order.is_ordered(f.page, f.order.ordinal(f.s)));
+  Moment later;
+  for (std::size_t i = 0; i < 2 * kEvents; ++i) later = f.use_and_free(f.page, f.t);  // uses every event there is
+  f.order.make(waits);
+  f.order.note_made(waits);
+  REQUIRE(waits.all_are_made());
+  REQUIRE(f.driver.is_ordered(f.s, freed));
+  REQUIRE_FALSE(f.driver.is_ordered(f.s, later));
+  REQUIRE_FALSE(f.order.is_ordered(f.page, f.order.ordinal(f.s)));
+}
+
 TEST_CASE("a wait is avoided between streams that the program has ordered before", "[serve][order]") {
   Fixture f;
   const auto order_without_avoidable_wait = [&](StreamKey key) {
-    return f.order.order_without_avoidable_wait(f.page, f.order.ordinal(key));
+    return f.order.order_without_avoidable_wait(f.page, f.order.ordinal(key)) && make_waits(f.order);
   };
   f.use_and_free(f.page, f.t);
   REQUIRE(order_without_avoidable_wait(f.s));  // the program has ordered nothing yet
@@ -157,6 +174,7 @@ TEST_CASE("a new stream does not count as one that the program orders", "[serve]
   REQUIRE(f.order.ordinal(fresh) == gone);
   f.use_and_free(f.page, f.t);
   REQUIRE(f.order.order_without_avoidable_wait(f.page, gone));
+  REQUIRE(make_waits(f.order));
   REQUIRE(f.order.waits() == 1);
 }
 
@@ -248,14 +266,14 @@ TEST_CASE("without events, bytes are refused until the program synchronizes or t
   driver.work(t);
   free_on(order, page, order.ordinal(t), true);
   REQUIRE(driver.records() == 0);
-  REQUIRE_FALSE(order.order(page, order.ordinal(s)));
+  REQUIRE_FALSE(order_now(order, page, order.ordinal(s)));
   REQUIRE(order.missing_events() > 0);
   create_events(order, driver, order.missing_events());
   REQUIRE(order.missing_events() == 0);
-  REQUIRE_FALSE(order.order(page, order.ordinal(s)));
+  REQUIRE_FALSE(order_now(order, page, order.ordinal(s)));
   const Moment freed = driver.work(t);
   free_on(order, page, order.ordinal(t), false);
-  REQUIRE(order.order(page, order.ordinal(s)));
+  REQUIRE(order_now(order, page, order.ordinal(s)));
   REQUIRE(driver.is_ordered(s, freed));
 }
 
@@ -281,8 +299,8 @@ TEST_CASE("there are events for the full queues of the streams that the program 
   for (std::uint64_t i = 0; i < 2 * kFrees; ++i) {
     free_on(order, Ranges{{i * kPage, (i + 1) * kPage}}, i < kFrees ? s : t, true);
   }
-  REQUIRE(order.order(Ranges{{0, kPage}}, t));
-  REQUIRE(order.order(Ranges{{kFrees * kPage, (kFrees + 1) * kPage}}, s) == (streams > 1));
+  REQUIRE(order_now(order, Ranges{{0, kPage}}, t));
+  REQUIRE(order_now(order, Ranges{{kFrees * kPage, (kFrees + 1) * kPage}}, s) == (streams > 1));
 }
 
 TEST_CASE("a stream waits for the event of the free, and for a late event only if allowed", "[serve][order]") {
@@ -337,11 +355,11 @@ TEST_CASE("each free has an event until it is complete, up to a limit", "[serve]
   }
   for (std::uint64_t i = 10; i <= kMost; i = 2 * i + 1) {
     const StreamKey user{f.driver.new_stream(), 0};
-    REQUIRE(order.order(page(i), order.ordinal(user)));
+    REQUIRE(order_now(order, page(i), order.ordinal(user)));
     REQUIRE(f.driver.is_ordered(user, freed[i]));
     REQUIRE((i == kMost || !f.driver.is_ordered(user, freed[i + 1])));
   }
-  REQUIRE(order.order(page(0), order.ordinal(f.s)) == over);  // the first event was dropped
+  REQUIRE(order_now(order, page(0), order.ordinal(f.s)) == over);  // the first event was dropped
 }
 
 TEST_CASE("with many events, the earliest that covers the free is waited for", "[serve][order]") {
