@@ -295,7 +295,7 @@ class Heap {
                                                 bool* exhausted = nullptr) noexcept;
   CUdeviceptr serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, const StreamKey* stream, CUmemoryPool pool,
                     bool capturing, bool* exhausted);
-  CUdeviceptr unlock_and_wait(std::unique_lock<HeapMutex> lock, CUdeviceptr served) noexcept;
+  CUdeviceptr make_waits(std::unique_lock<HeapMutex>& lock, CUdeviceptr served) noexcept;
   void take_back(CUdeviceptr address) noexcept;
   bool admit(std::size_t bytes, const StreamKey* stream, CUmemoryPool pool, Request* request);
   CUdeviceptr serve_slot(std::uint32_t slot, const Request& request);

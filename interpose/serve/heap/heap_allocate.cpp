@@ -19,8 +19,9 @@
 //      memory grows much beside them (`needs_bytes_of_plan`, `merge`). Without a plan, it takes the place that the
 //      request has in the plan of the program's step, if there is one (`serve_step`). Otherwise it calls
 //      `Dynamic::allocate`.
-//   8. If the stream must wait for the frees of others, `unlock_and_wait` makes the waits without the lock, since the
-//      stream's queue may be full. If one fails, the bytes are taken back (`take_back`).
+//   8. If the stream must wait for the frees of others, `make_waits` makes the waits without the lock, since the
+//   stream's
+//      queue may be full. If one fails, the bytes are taken back (`take_back`).
 //   9. `serve_under_pressure` (heap_pressure.cpp) comes last, when the driver has no more memory.
 //  10. CUDA serves every other request, and the caller reports that by `note_unplanned`.
 //
@@ -93,7 +94,8 @@ std::optional<CUdeviceptr> Heap::allocate_sync(std::size_t bytes) noexcept {
 CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, const StreamKey* stream, CUmemoryPool pool,
                         bool capturing, bool* exhausted) {
   if (bytes == 0 || is_closed() || refuses()) return 0;
-  order_.forget_waits();  // of a request that was given up
+  if (order_.has_waits()) [[unlikely]]
+    order_.forget_waits();  // of a request that was given up
   complete_deferred_free();
   if (const std::size_t streams = pending_frees_.streams_to_query(); streams != 0) collect_pending_frees(streams);
   if (capturing) {
@@ -112,7 +114,9 @@ CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, con
   if (admitted && served == 0 && dynamic_) served = serve_dynamic(request, false);
   const auto planned_step = steps_ ? steps_->taken_up() : std::nullopt;
   const bool found = served != 0;
-  served = unlock_and_wait(std::move(lock), served);
+  if (order_.has_waits()) [[unlikely]]
+    served = make_waits(lock, served);
+  lock.unlock();
   if (planned_step) [[unlikely]]
     log_planned_step(*planned_step);
   if (dropped_now) [[unlikely]]
@@ -123,17 +127,18 @@ CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, con
   return served;
 }
 
-// Unlocks the heap, and makes the waits that the served request needs. Returns its address, or 0 if a wait failed: CUDA
-// then serves the request, or fails as well.
-CUdeviceptr Heap::unlock_and_wait(std::unique_lock<HeapMutex> lock, CUdeviceptr served) noexcept {
-  if (!order_.has_waits() || served == 0) [[likely]]
-    return served;
+// Makes the waits that a request needs for the bytes that it was served, without the lock. Returns the address, or 0 if
+// a wait failed: CUDA then serves the request, or fails as well.
+[[gnu::noinline]] CUdeviceptr Heap::make_waits(std::unique_lock<HeapMutex>& lock, CUdeviceptr served) noexcept {
+  if (served == 0) return 0;
   StreamOrder::Waits waits = order_.take_waits();
   lock.unlock();
   order_.make(waits);
-  const CompletingLock again(*this);
-  order_.note_made(waits);
-  if (waits.all_are_made()) return served;
+  lock.lock();
+  const bool all = waits.all_are_made();
+  order_.note_made(std::move(waits));
+  if (all) return served;
+  complete_deferred_free();
   take_back(served);
   return 0;
 }

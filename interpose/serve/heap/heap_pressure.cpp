@@ -46,7 +46,7 @@ CUdeviceptr Heap::serve_under_pressure(const StreamKey* stream, CUmemoryPool poo
   if (needs_events) create_events_ahead();
   {
     std::unique_lock lock(mutex_);
-    order_.forget_waits();
+    order_.forget_waits();  // of a request that was given up
     complete_deferred_free();
     if (!admit(request.bytes, stream, pool, &request)) return 0;
     CUdeviceptr served = reclaim_and_serve(request);
@@ -55,7 +55,8 @@ CUdeviceptr Heap::serve_under_pressure(const StreamKey* stream, CUmemoryPool poo
       const LateEventsAllowed allowed(order_);
       served = serve_dynamic(request, true);
     }
-    if (served != 0) return unlock_and_wait(std::move(lock), served);
+    if (order_.has_waits()) served = make_waits(lock, served);
+    if (served != 0) return served;
   }
   log_exhaustion(request);
   return 0;

@@ -342,7 +342,7 @@ void StreamOrder::make(Waits& waits) noexcept {
   while (!waits.all_are_made() && is_made(waits.waits_[waits.made_])) ++waits.made_;
 }
 
-void StreamOrder::note_made(const Waits& waits) noexcept {
+void StreamOrder::note_made(Waits waits) noexcept {
   for (const Waits::Wait& wait : waits.waits_) unused_.unpin(wait.event);
   if (closed_) return;
   Stream& waiter = streams_[waits.waiter_];
@@ -354,6 +354,8 @@ void StreamOrder::note_made(const Waits& waits) noexcept {
     waited = std::max(waited, wait.covers);
     ++waits_;
   }
+  waits.waits_.clear();
+  if (noted_.waits_.empty()) noted_.waits_.swap(waits.waits_);  // keeps its memory for the next ones
 }
 
 std::uint64_t StreamOrder::ordered(StreamOrdinal waiter, StreamOrdinal owner) const noexcept {

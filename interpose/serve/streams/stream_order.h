@@ -163,7 +163,7 @@ class StreamOrder {
   // Makes the waits, until one fails. Call without the heap's lock, on the thread of the request.
   void make(Waits& waits) noexcept;
   // The waits were made, as far as they say.
-  void note_made(const Waits& waits) noexcept;
+  void note_made(Waits waits) noexcept;
   // The bytes were freed on a stream after a wait for their earlier frees had failed. They can be used again by a
   // stream that is ordered after all frees of all streams so far.
   void mark_unordered(PhysicalRanges ranges) noexcept { marks_.mark(ranges, kEveryStreamMark, latest_number(), false); }

@@ -28,11 +28,13 @@ class UnusedEvents {
   }
   // Pre: there is room.
   void put(CUevent event) noexcept {
-    if (const auto pin = find_pin(event); pin != pins_.end()) [[unlikely]] {
-      pin->is_put = true;
-    } else {
-      events_.push_back(event);
+    if (!pins_.empty()) [[unlikely]] {
+      if (const auto pin = find_pin(event); pin != pins_.end()) {
+        pin->is_put = true;
+        return;
+      }
     }
+    events_.push_back(event);
   }
   // Null: there is none.
   CUevent take() noexcept {

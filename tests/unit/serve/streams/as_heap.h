@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "interpose/serve/streams/stream_order.h"
@@ -27,8 +28,9 @@ inline bool make_waits(serve::StreamOrder& order) {
   if (!order.has_waits()) return true;
   serve::StreamOrder::Waits waits = order.take_waits();
   order.make(waits);
-  order.note_made(waits);
-  return waits.all_are_made();
+  const bool all = waits.all_are_made();
+  order.note_made(std::move(waits));
+  return all;
 }
 // Orders the stream after the frees of the bytes. False: that was not possible.
 inline bool order_now(serve::StreamOrder& order, serve::PhysicalRanges ranges, serve::StreamOrdinal stream) {

@@ -139,8 +139,8 @@ class OrderModel {
       lock.unlock();
       of.order.make(waits);
       lock.lock();
-      of.order.note_made(waits);
       granted = waits.all_are_made();
+      of.order.note_made(std::move(waits));
       if (!granted) of.order.mark_unordered({&range, 1});
     }
     if (granted && !driver.is_ordered(stream.key, freed)) {

@@ -123,8 +123,8 @@ TEST_CASE("an event that a stream is about to wait for is not recorded again bef
   Moment later;
   for (std::size_t i = 0; i < 2 * kEvents; ++i) later = f.use_and_free(f.page, f.t);  // uses every event there is
   f.order.make(waits);
-  f.order.note_made(waits);
   REQUIRE(waits.all_are_made());
+  f.order.note_made(std::move(waits));
   REQUIRE(f.driver.is_ordered(f.s, freed));
   REQUIRE_FALSE(f.driver.is_ordered(f.s, later));
   REQUIRE_FALSE(f.order.is_ordered(f.page, f.order.ordinal(f.s)));
