@@ -68,7 +68,7 @@ inline void* as_mapped_by_program(void* at) noexcept {
 
 // Memory pools. All calls are forwarded, and the heaps are informed of successful ones. `get_attribute` adds what the
 // heaps serve in the pool's name to the driver's figures; `trim` gives back idle memory of the heaps before it is
-// forwarded.
+// forwarded. `set_access` returns the driver's error where it refuses a peer access to served memory.
 namespace pools {
 CUresult create(const Call<CUresult(CUmemoryPool*, const CUmemPoolProps*)>& call, CUmemoryPool* pool,
                 const CUmemPoolProps* properties) noexcept;
@@ -86,7 +86,8 @@ CUresult trim(const Call<CUresult(CUmemoryPool, size_t)>& call, CUmemoryPool poo
 }  // namespace pools
 
 // The ends of contexts, and access between devices. All calls are forwarded. A heap is closed before its device's
-// primary context is reset, and after that context was released for the last time.
+// primary context is reset, and after that context was released for the last time. `enable_peer` returns the driver's
+// error, and has changed nothing, where it refuses the peer access to served memory.
 namespace contexts {
 CUresult enable_peer(const Call<CUresult(CUcontext, unsigned)>& call, CUcontext peer, unsigned flags) noexcept;
 CUresult destroy(const Call<CUresult(CUcontext)>& call, CUcontext context) noexcept;

@@ -47,10 +47,14 @@ CUresult release_primary(Heaps* heaps, int first, int end, Release release) {
 CUresult enable_peer(const Call<CUresult(CUcontext, unsigned)>& call, CUcontext peer, unsigned flags) noexcept {
   const CUresult result = call.original(peer, flags);
   Heaps* heaps = Session::active_heaps();
-  if (result == CUDA_SUCCESS && heaps != nullptr) {
-    heaps->grant_access(Session::cuda().device_of(peer), Session::cuda().current_device());
-  }
-  return result;
+  if (result != CUDA_SUCCESS || heaps == nullptr) return result;
+  const Cuda& cuda = Session::cuda();
+  const int device = cuda.device_of(peer);
+  const CUresult granted =
+      device_memory::call_until_served(0, [&] { return heaps->grant_access(device, cuda.current_device()); });
+  // Undone, lest CUDA says that it is enabled already when the program tries again.
+  if (granted != CUDA_SUCCESS) cuda.disable_peer(peer);
+  return granted;
 }
 
 // The context of a heap is a primary one, which CUDA refuses to destroy here. If it does not, the heap is closed.

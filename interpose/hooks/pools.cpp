@@ -95,10 +95,14 @@ CUresult set_access(const Call<CUresult(CUmemoryPool, const CUmemAccessDesc*, si
   const CUresult result = call.original(pool, access, count);
   Heaps* heaps = Session::active_heaps();
   if (result != CUDA_SUCCESS || heaps == nullptr) return result;
+  CUresult refusal = CUDA_SUCCESS;
   for (size_t i = 0; i < count; ++i) {
-    if (access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE) heaps->pool_access_granted(pool, access[i].location);
+    if (access[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE) continue;
+    const CUresult granted =
+        device_memory::call_until_served(0, [&] { return heaps->pool_access_granted(pool, access[i].location); });
+    if (refusal == CUDA_SUCCESS) refusal = granted;
   }
-  return result;
+  return refusal;
 }
 
 CUresult trim(const Call<CUresult(CUmemoryPool, size_t)>& call, CUmemoryPool pool, size_t keep) noexcept {

@@ -14,9 +14,9 @@
 
 namespace stalloc {
 
-// Only `synchronize_memory_operations`, `create_stream` and `record_context` change anything. If the driver cannot
-// answer, because it is not loaded, lacks the function or refuses, the documented default is returned. Thread-safe;
-// only `describe_device` throws.
+// Only `synchronize_memory_operations`, `disable_peer`, `create_stream` and `record_context` change anything. If the
+// driver cannot answer, because it is not loaded, lacks the function or refuses, the documented default is returned.
+// Thread-safe; only `describe_device` throws.
 class Cuda {
  public:
   // Uses the driver functions that `find` returns.
@@ -65,6 +65,8 @@ class Cuda {
   // From now on, synchronous memory operations in that context are complete when their function returns
   // (CU_CTX_SYNC_MEMOPS). False: the driver does not support this (before CUDA 12.1) or refused.
   bool synchronize_memory_operations(CUcontext context) noexcept;
+  // Ends the current context's access to the memory of `peer`.
+  void disable_peer(CUcontext peer) const noexcept { cuCtxDisablePeerAccess_(peer); }
 
   // Pools.
   [[nodiscard]] CUmemoryPool default_pool(int device) const noexcept;  // null: none

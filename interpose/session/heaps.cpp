@@ -87,6 +87,14 @@ void Heaps::publish_figures(int ordinal, serve::Heap* heap) noexcept {
   heap->publish_in(shown);
 }
 
+// Gives the device's peers access to the memory of its new heap. False: the driver refuses that.
+bool Heaps::open_to_peers(const Device& device, serve::Heap& heap) noexcept {
+  for (int peer = 0; peer < kDevices; ++peer) {
+    if (device.peers[static_cast<std::size_t>(peer)] && heap.grant_access(peer) != CUDA_SUCCESS) return false;
+  }
+  return true;
+}
+
 // Creates the device's heap at the first call. Later calls return it, or null if there is none or it belongs to another
 // context. Pre: `context` is the device's primary context.
 serve::Heap* Heaps::create_heap(int ordinal, CUcontext context) noexcept {
@@ -102,8 +110,12 @@ serve::Heap* Heaps::create_heap(int ordinal, CUcontext context) noexcept {
   if (keeps_idle_) heap->keep_idle_memory();
   if (blocking_streams_.load()) heap->blocking_streams_exist();
   heap->create_events_ahead(streams_created_.load() + 1);  // also for the streams that exist already
-  for (int peer = 0; peer < kDevices; ++peer) {
-    if (device.peers[static_cast<std::size_t>(peer)]) heap->grant_access(peer);
+  if (!open_to_peers(device, *heap)) {
+    log::warn("device {}: not served: a peer is refused access to its memory", ordinal);
+    if (options_.plan_is_strict) refuses_.store(true);
+    heap->close_after_context();  // nothing uses its memory, and to wait for the context would break captures
+    device.closed_heap.store(heap.release());
+    return nullptr;
   }
   heap->set_limit(device.limit);
   publish_figures(ordinal, heap.get());
@@ -150,15 +162,13 @@ int Heaps::find_device(CUdeviceptr address) const noexcept {
   return -1;
 }
 
-void Heaps::grant_access(int device, int peer) noexcept {
-  if (device < 0 || device >= kDevices || peer < 0 || peer >= kDevices || device == peer) return;
+CUresult Heaps::grant_access(int device, int peer) noexcept {
+  if (device < 0 || device >= kDevices || peer < 0 || peer >= kDevices || device == peer) return CUDA_SUCCESS;
   const std::lock_guard lock(mutex_);
   Device& owner = devices_[static_cast<std::size_t>(device)];
   owner.peers[static_cast<std::size_t>(peer)] = true;
   serve::Heap* heap = owner.heap.load(std::memory_order_acquire);
-  if (heap != nullptr && heap->grant_access(peer) != CUDA_SUCCESS) {
-    log::warn("device {}: its planned memory could not be made accessible from device {}", device, peer);
-  }
+  return heap == nullptr ? CUDA_SUCCESS : heap->grant_access(peer);
 }
 
 void Heaps::blocking_streams_exist() noexcept {

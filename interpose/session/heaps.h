@@ -110,11 +110,12 @@ class Heaps {
   // Gives idle memory of the pool's heap back to the driver, down to `keep` bytes if possible. Does not wait.
   void trim_pool(CUmemoryPool pool, std::uint64_t keep) noexcept;
 
-  // Kernels on `peer` may access the memory of `device`, also that of a heap that is created later.
-  void grant_access(int device, int peer) noexcept;
+  // Kernels on `peer` may access the memory of `device`, also that of a heap that is created later. Returns the
+  // driver's first refusal: the peer then lacks access to some of the memory, and the call may be repeated.
+  CUresult grant_access(int device, int peer) noexcept;
   // The program gave a location access to the memory of `pool`. A device gets access to all memory served on the pool's
-  // device; if the location is not a device, the pool is no longer served.
-  void pool_access_granted(CUmemoryPool pool, const CUmemLocation& location) noexcept;
+  // device, for which the same holds; if the location is not a device, the pool is no longer served.
+  CUresult pool_access_granted(CUmemoryPool pool, const CUmemLocation& location) noexcept;
   // Requests from `pool` are not served from now on.
   void refuse_pool(CUmemoryPool pool) noexcept;
 
@@ -203,6 +204,7 @@ class Heaps {
   // Null: the plan, or without one the device, cannot be served; a log line says why.
   std::unique_ptr<serve::Heap> try_heap(int ordinal, CUcontext context, const plan::DevicePlan* plan) noexcept;
   std::unique_ptr<serve::Heap> create_served_heap(int ordinal, CUcontext context) noexcept;
+  static bool open_to_peers(const Device& device, serve::Heap& heap) noexcept;
   serve::Heap* detach_heap(Device& device) noexcept;
   static void log_figures_of(int ordinal, const serve::Statistics& figures, bool always) noexcept;
   void publish_figures(int ordinal, serve::Heap* heap) noexcept;

@@ -125,12 +125,10 @@ void Heaps::trim_pool(CUmemoryPool pool, std::uint64_t keep) noexcept {
   });
 }
 
-void Heaps::pool_access_granted(CUmemoryPool pool, const CUmemLocation& location) noexcept {
-  if (location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
-    grant_access(find_device_of(pool), location.id);
-  } else {
-    refuse_pool(pool);
-  }
+CUresult Heaps::pool_access_granted(CUmemoryPool pool, const CUmemLocation& location) noexcept {
+  if (location.type == CU_MEM_LOCATION_TYPE_DEVICE) return grant_access(find_device_of(pool), location.id);
+  refuse_pool(pool);
+  return CUDA_SUCCESS;
 }
 
 void Heaps::refuse_pool(CUmemoryPool pool) noexcept {

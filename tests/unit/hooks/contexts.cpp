@@ -14,6 +14,31 @@ namespace {
 CUcontext primary;
 bool was_known;  // when CUDA's own function was called
 
+int refusals;  // of access for peers, before the driver grants it
+CUresult grant_later(CUdeviceptr at, std::size_t bytes, const CUmemAccessDesc* access, std::size_t count) {
+  if (count > 1 && refusals > 0) return --refusals, CUDA_ERROR_OUT_OF_MEMORY;
+  return reinterpret_cast<decltype(&cuMemSetAccess)>(cuda_driver::symbol("cuMemSetAccess"))(at, bytes, access, count);
+}
+
+// Asks CUDA itself: to the program, served memory is none that it mapped.
+bool is_accessible(CUdeviceptr at, int device) {
+  const auto ask = reinterpret_cast<decltype(&cuMemGetAccess)>(find_function("cuMemGetAccess"));
+  CUmemLocation location{};
+  location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  location.id = device;
+  unsigned long long flags = 0;
+  REQUIRE(ask(&flags, &location, at) == CUDA_SUCCESS);
+  return flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+}
+
+// Access of device 1 to device 0's default pool.
+CUresult set_access_of_second(CUmemAccess_flags flags) {
+  CUmemoryPool pool = nullptr;
+  REQUIRE(cuDeviceGetDefaultMemPool(&pool, 0) == CUDA_SUCCESS);
+  const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, 1}, flags};
+  return cuMemPoolSetAccess(pool, &access, 1);
+}
+
 }  // namespace
 
 TEST_CASE("a heap is unreachable before CUDA resets its device", "[hooks][contexts]") {
@@ -96,28 +121,66 @@ TEST_CASE("peers are granted the memory of the context that they enable", "[hook
   serve::Heap& heap = machine.heap();
   CUdeviceptr at = 0;
   REQUIRE(cuMemAllocAsync(&at, 1 << 20, nullptr) == CUDA_SUCCESS);
-  // CUDA's own: to the program this is no memory that it mapped itself.
-  const auto ask = reinterpret_cast<decltype(&cuMemGetAccess)>(find_function("cuMemGetAccess"));
-  const auto accessible = [&](int device) {
-    CUmemLocation location{};
-    location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    location.id = device;
-    unsigned long long flags = 0;
-    REQUIRE(ask(&flags, &location, at) == CUDA_SUCCESS);
-    return flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  };
   REQUIRE(heap.owns(at));
-  REQUIRE_FALSE(accessible(1));
+  REQUIRE_FALSE(is_accessible(at, 1));
   CUcontext second = nullptr;
   REQUIRE(cuDevicePrimaryCtxRetain(&second, 1) == CUDA_SUCCESS);
   REQUIRE(cuCtxSetCurrent(second) == CUDA_SUCCESS);
   Behind refused(
       Hook::cuCtxEnablePeerAccess, +[](CUcontext, unsigned) { return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED; });
   CHECK(contexts::enable_peer(refused.call(), machine.context, 0) == CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
-  CHECK_FALSE(accessible(1));
+  CHECK_FALSE(is_accessible(at, 1));
   REQUIRE(cuCtxEnablePeerAccess(machine.context, 0) == CUDA_SUCCESS);
-  CHECK(accessible(1));
+  CHECK(is_accessible(at, 1));
   CHECK(machine.cuda.current_context() == second);
+  REQUIRE(cuCtxDisablePeerAccess(machine.context) == CUDA_SUCCESS);
   REQUIRE(cuDevicePrimaryCtxRelease_v2(1) == CUDA_SUCCESS);
   REQUIRE(cuCtxSetCurrent(machine.context) == CUDA_SUCCESS);
+}
+
+TEST_CASE("where a peer is refused access to served memory, the program gets the error and may try again",
+          "[hooks][contexts]") {
+  const Replaced grants("cuMemSetAccess", &grant_later);
+  const Machine machine;
+  CUdeviceptr at = 0;
+  REQUIRE(cuMemAllocAsync(&at, 1 << 20, nullptr) == CUDA_SUCCESS);
+  REQUIRE(machine.heap().owns(at));
+  CUcontext second = nullptr;
+  REQUIRE(cuDevicePrimaryCtxRetain(&second, 1) == CUDA_SUCCESS);
+  const bool of_pool = GENERATE(true, false);
+  const auto open_to_second = [&] {
+    if (of_pool) return set_access_of_second(CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    REQUIRE(cuCtxSetCurrent(second) == CUDA_SUCCESS);
+    const CUresult result = cuCtxEnablePeerAccess(machine.context, 0);
+    REQUIRE(cuCtxSetCurrent(machine.context) == CUDA_SUCCESS);
+    return result;
+  };
+  refusals = 1000;
+  CHECK(open_to_second() == CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK_FALSE(is_accessible(at, 1));
+  refusals = 0;
+  CHECK(open_to_second() == CUDA_SUCCESS);
+  CHECK(is_accessible(at, 1));
+  CHECK(set_access_of_second(CU_MEM_ACCESS_FLAGS_PROT_NONE) == CUDA_SUCCESS);
+  REQUIRE(cuCtxSetCurrent(second) == CUDA_SUCCESS);
+  CHECK(cuCtxDisablePeerAccess(machine.context) == (of_pool ? CUDA_ERROR_PEER_ACCESS_NOT_ENABLED : CUDA_SUCCESS));
+  REQUIRE(cuDevicePrimaryCtxRelease_v2(1) == CUDA_SUCCESS);
+  REQUIRE(cuCtxSetCurrent(machine.context) == CUDA_SUCCESS);
+}
+
+TEST_CASE("a peer gets access once idle memory was given back", "[hooks][contexts]") {
+  const Replaced grants("cuMemSetAccess", &grant_later);
+  const Machine machine;
+  serve::Heap& heap = machine.heap();
+  CUdeviceptr at = 0;
+  CUdeviceptr idle = 0;
+  REQUIRE(cuMemAllocAsync(&at, 1 << 20, nullptr) == CUDA_SUCCESS);
+  REQUIRE(cuMemAllocAsync(&idle, 64 << 20, nullptr) == CUDA_SUCCESS);
+  REQUIRE(cuMemFreeAsync(idle, nullptr) == CUDA_SUCCESS);
+  REQUIRE(heap.held_bytes() >= 64 << 20);
+  refusals = 1;
+  CHECK(set_access_of_second(CU_MEM_ACCESS_FLAGS_PROT_READWRITE) == CUDA_SUCCESS);
+  CHECK(is_accessible(at, 1));
+  CHECK(heap.held_bytes() < 64 << 20);
+  CHECK(set_access_of_second(CU_MEM_ACCESS_FLAGS_PROT_NONE) == CUDA_SUCCESS);
 }

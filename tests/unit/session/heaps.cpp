@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -35,6 +36,11 @@ void fail_device() {
   REQUIRE(cuMemUnmap(at, 2 * kMiB) == CUDA_SUCCESS);
   REQUIRE(cuMemRelease(handle) == CUDA_SUCCESS);
   REQUIRE(cuMemAddressFree(at, 2 * kMiB) == CUDA_SUCCESS);
+}
+
+CUresult refuse_peers(CUdeviceptr at, std::size_t bytes, const CUmemAccessDesc* access, std::size_t count) {
+  if (count > 1) return CUDA_ERROR_OUT_OF_MEMORY;
+  return reinterpret_cast<decltype(&cuMemSetAccess)>(cuda_driver::symbol("cuMemSetAccess"))(at, bytes, access, count);
 }
 
 // The program's last release of the primary context comes while the library has a reference to it.
@@ -251,4 +257,23 @@ TEST_CASE("a stream's clock is found by its name, for as long as the stream live
     REQUIRE(machine.heaps->stream_clock(key(next)) == nullptr);
     REQUIRE(machine.heaps->stream_clock(key(nullptr)) == nullptr);
   }
+}
+
+TEST_CASE("a plan whose memory the driver keeps from a peer is not served", "[session][heaps]") {
+  const bool refused = GENERATE(true, false);
+  std::optional<Replaced> refuses;
+  if (refused) refuses.emplace("cuMemSetAccess", &refuse_peers);
+  plan::Plan plan;
+  plan::DevicePlan& placed = plan.devices.emplace_back();
+  placed.granularity = 2 * kMiB;
+  placed.handles = {4 * kMiB};
+  placed.views = {{.bytes = 4 * kMiB, .handles = {0}}};
+  placed.physical_bytes = 4 * kMiB;
+  const Machine machine(std::move(plan));
+  const CUcontext primary = machine.enter();
+  const std::size_t before = machine.free_bytes();
+  CHECK(machine.heaps->grant_access(0, 1) == CUDA_SUCCESS);  // there is no heap yet
+  const serve::Heap* heap = machine.heaps->find_or_create(primary);
+  CHECK((heap == nullptr) == refused);
+  CHECK((machine.free_bytes() == before) == refused);
 }

@@ -26,12 +26,12 @@ inline CUresult create_context(CUcontext* context) { return cuCtxCreate_v2(conte
 // No context is current and no primary one active at first and in the end. Throws std::runtime_error.
 class Machine {
  public:
-  Machine() {
+  explicit Machine(plan::Plan plan = {}) {
     must(cuInit(0));
     const char* missing = nullptr;
     const auto functions = find_driver_functions(&find_function, &missing);
     if (!functions) throw std::runtime_error(missing);
-    heaps = std::make_unique<Heaps>(plan::Plan{}, cuda, serve::RealDriver(*functions, captures.gate(), {}),
+    heaps = std::make_unique<Heaps>(std::move(plan), cuda, serve::RealDriver(*functions, captures.gate(), {}),
                                     serve::HeapOptions{});
   }
   ~Machine() {
