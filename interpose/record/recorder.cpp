@@ -126,7 +126,8 @@ std::uint32_t Recorder::stream_ordinal(const StreamKey& stream) {
 
 void Recorder::stream_destroyed(CUstream stream) noexcept {
   if (stopped_.load(std::memory_order_relaxed)) return;
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() && !wait_for(lock)) return stopped_.store(true);
   streams_.erase(StreamKey{stream, 0});
 }
 

@@ -50,9 +50,9 @@ class Recorder {
   // Call this before the stream is destroyed, since a new stream may get its handle. Thread-safe.
   void stream_destroyed(CUstream stream) noexcept;
 
-  // At exit, before the last calls are recorded: from now on `record` and `close` together wait no longer than a second
-  // for the recorder's lock, which another thread may never release. If a call had to be left out, recording stops, and
-  // the trace stays as it is, without a closing chunk. Thread-safe.
+  // At exit, before the last calls are recorded: from now on `record`, `stream_destroyed` and `close` together wait no
+  // longer than a second for the recorder's lock, which another thread may never release. If a call had to be left out,
+  // recording stops, and the trace stays as it is, without a closing chunk. Thread-safe.
   void limit_waits() noexcept;
 
   // Writes the events in memory and the closing chunk. Nothing is recorded afterwards. If another thread keeps the

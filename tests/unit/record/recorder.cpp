@@ -157,6 +157,34 @@ TEST_CASE("at exit all calls together wait a second at most, and a trace that la
   CHECK(trace.value.events.front().address() == 1 << 20);
 }
 
+TEST_CASE("a stream that is destroyed after the end does not wait for a thread that is stuck in an event") {
+  static std::atomic<bool> is_inside;
+  static std::atomic<bool> may_go_on;
+  is_inside = may_go_on = false;
+  const Folder folder;
+  Settings settings(folder.path() / "trace.fb");
+  settings.options.stacks = false;  // see "threads lose no event"
+  Recorder recorder(settings.options, [](int device) {
+    is_inside = true;
+    while (!may_go_on) std::this_thread::yield();  // with the recorder's lock
+    return describe(device);
+  });
+  std::thread stuck([&recorder] { recorder.record(alloc(1 << 20, 512)); });
+  while (!is_inside) std::this_thread::yield();
+  std::thread ending([&recorder] {
+    recorder.limit_waits();
+    recorder.close();
+    recorder.stream_destroyed(stream_handle(0x5000));
+    may_go_on = true;
+  });
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!may_go_on && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  CHECK(may_go_on);
+  may_go_on = true;
+  stuck.join();
+  ending.join();
+}
+
 TEST_CASE("a destroyed stream's handle given to a new stream is a new stream") {
   const Folder folder;
   const Settings settings(folder.path() / "trace.fb");
