@@ -23,8 +23,10 @@ struct Served {
   std::uint64_t id = 0;                  // of the allocation
 };
 
+// As long as there are no heaps, nothing is served. They are not made here, since a program may ask before it
+// initializes CUDA (CUDA_ERROR_NOT_INITIALIZED), and its children of fork can use CUDA then.
 Served look_up(CUdeviceptr at) noexcept {
-  Heaps* heaps = Session::active_heaps();
+  Heaps* heaps = Session::known_active_heaps();
   Served served;
   const int device = heaps == nullptr ? -1 : heaps->find_device(at);
   if (device < 0) return served;

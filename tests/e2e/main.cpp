@@ -74,8 +74,14 @@ int parse(int argc, char** argv, Arguments& to) {
   return -1;
 }
 
-// Forks and returns in the child. The parent does not use CUDA, and ends with the child's exit status.
+// Forks and returns in the child. The parent does not initialize CUDA, and ends with the child's exit status. It asks
+// about memory of the host, as MPI's libraries do that do not know yet whether the program uses CUDA.
 void fork_first() {
+  int device = 0;
+  const auto here = reinterpret_cast<CUdeviceptr>(&device);
+  if (cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, here) != CUDA_ERROR_NOT_INITIALIZED) {
+    std::exit(3);
+  }
   const pid_t child = fork();
   if (child == 0) return;
   int status = 0;

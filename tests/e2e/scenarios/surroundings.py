@@ -111,7 +111,7 @@ def one_trace_a_process(bench):
 
 @scenario
 def child_before_cuda(bench):
-    """A child of fork whose parent had not used CUDA is a program like any other."""
+    """A child of fork whose parent had not initialized CUDA is a program like any other."""
     plain = expect_sound(bench.record(trace="plain.fb"))
     recorded = expect_sound(bench.record("--fork-first"))
     expect(sorted(os.listdir(bench.folder)) == ["plain.fb", "trace.fb"], "there are other files than the traces", recorded)
