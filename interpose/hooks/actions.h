@@ -229,7 +229,7 @@ CUresult destroy(const Call<CUresult(CUstream)>& call, CUstream stream) noexcept
 }  // namespace streams
 
 // cuGetProcAddress. Forwarded; if the driver's answer is the original function of a hook, the hook's exported function
-// is returned instead.
+// is returned instead, except to a library that the hook itself calls (`belongs_to`).
 namespace lookup {
 CUresult get_proc_address(const Call<CUresult(const char*, void**, int, cuuint64_t)>& call, const char* name,
                           void** address, int version, cuuint64_t flags) noexcept;

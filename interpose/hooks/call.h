@@ -51,6 +51,7 @@ class Call<Result(Parameters...)> {
     const auto function = reinterpret_cast<Result (*)(Parameters...)>(original_.find(caller_));
     return function == nullptr ? kNoLibrary<Result> : function(arguments...);
   }
+  [[nodiscard]] const void* caller() const noexcept { return caller_; }
 
  private:
   CallerScope scope_;

@@ -34,14 +34,6 @@ void* find_without_library(void* handle, Hook hook, const void* caller) noexcept
   return next != nullptr || handle != RTLD_DEFAULT ? next : loader::find_by_module(caller, symbol);
 }
 
-// Whether the original function belongs to the caller's own module: a library preloaded behind this one, or a
-// substitute for the driver. Such a caller must get the true function, or the two libraries would call each other
-// forever.
-bool is_of(const void* original, const void* caller) noexcept {
-  loader::Module module;
-  return loader::find_module(caller, &module) && module.holds(original);
-}
-
 // The stub makes the program's own search afterwards, and this function does not learn what it finds. So the driver is
 // searched here, too: what it lacks, as an older driver lacks a newer function, the program cannot call. The names that
 // matter are few, so this is rare.
@@ -70,7 +62,8 @@ DlsymResult intercept(void* handle, const char* symbol, const void* caller) noex
     if (library_of(hook) == Library::Driver) drivers_own = Session::cuda().symbol(symbol);
   }
   void* const real = find_without_library(handle, hook, caller);
-  const bool is_replaced = real != nullptr && (real == original || real == drivers_own) && !is_of(original, caller);
+  const bool is_replaced =
+      real != nullptr && (real == original || real == drivers_own) && !belongs_to(original, caller);
   if (is_replaced) original_of(hook).remember(real);  // the caller may pass the hook on to code that it generates
   return {is_replaced ? replacement_of(hook) : real, 1};
 }

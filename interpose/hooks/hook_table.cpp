@@ -188,6 +188,11 @@ Hook find_hook(std::string_view symbol) noexcept {
   return Hook::kCount;
 }
 
+bool belongs_to(const void* original, const void* caller) noexcept {
+  loader::Module module;
+  return loader::find_module(caller, &module) && module.holds(original);
+}
+
 Library library_of(Hook hook) noexcept { return row_of(hook).library; }
 const char* symbol_of(Hook hook) noexcept { return row_of(hook).symbol; }
 void* replacement_of(Hook hook) noexcept { return row_of(hook).replacement; }

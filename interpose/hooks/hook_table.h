@@ -44,6 +44,10 @@ Hook find_hook(std::string_view symbol) noexcept;
 Library library_of(Hook hook) noexcept;
 const char* symbol_of(Hook hook) noexcept;
 void* replacement_of(Hook hook) noexcept;  // the function that this library exports
+// Whether the function, which the hook would call, belongs to the caller's own module: a library preloaded behind this
+// one, or a substitute for the driver. Such a caller must find the driver's own function, or the two libraries would
+// call each other forever. Null: there is no function.
+bool belongs_to(const void* original, const void* caller) noexcept;
 // The driver library's own function; null: it has none, or is not loaded. Searched together with the first original.
 void* driver_function(Hook hook) noexcept;
 
