@@ -7,17 +7,20 @@
 namespace stalloc::hooks::lookup {
 namespace {
 
-// Returns our function instead of the driver's function `real`. The driver has chosen a variant of the name (_v2,
-// _ptsz) by version and flags, so the hook is found by comparing addresses. An address without a hook, such as that of
-// a newer variant with other parameters, is returned unchanged.
+// Returns our function instead of `real`, which is the driver's or that of a library preloaded behind this one. The
+// driver has chosen a variant of the name (_v2, _ptsz) by version and flags, so the hook is found by comparing
+// addresses. An address without a hook, such as that of a newer variant with other parameters, is returned unchanged.
 void* replace(const char* name, void* real, const void* caller) noexcept {
   const std::size_t length = std::strlen(name);
   for (std::uint16_t i = 0; i < static_cast<std::uint16_t>(Hook::kCount); ++i) {
     const auto hook = static_cast<Hook>(i);
     if (library_of(hook) != Library::Driver || std::strncmp(symbol_of(hook), name, length) != 0) continue;
-    if (driver_function(hook) != real) continue;
-    original_of(hook).remember(real);
-    return belongs_to(original_of(hook).find(caller), caller) ? real : replacement_of(hook);
+    Original& original = original_of(hook);
+    if (driver_function(hook) == real) original.remember(real);
+    // What is not known by now, the driver lacks: it is not searched for again, since a search takes the loader's lock.
+    void* const known = original.is_known() ? original.find(caller) : nullptr;
+    if (driver_function(hook) != real && known != real) continue;
+    return belongs_to(known, caller) ? real : replacement_of(hook);
   }
   Session::captures().note_lookup(name);
   events::looked_up(name);

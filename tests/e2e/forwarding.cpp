@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Preloaded behind stalloc: another library that stands in front of cuMemAlloc and cuMemFree. It looks for the driver's
-// own by dlsym and by cuGetProcAddress.
+// own by dlsym and by cuGetProcAddress, and answers a program that looks for cuMemFree by cuGetProcAddress with its
+// own.
 #include <cuda.h>
 #include <dlfcn.h>
 
+#include <cstring>
+
 #undef cuMemAlloc
 #undef cuMemFree
+#undef cuGetProcAddress
 extern "C" __attribute__((visibility("default"))) CUresult cuMemAlloc_v2(CUdeviceptr* out, size_t bytes) {
   static const auto original =
       reinterpret_cast<decltype(&cuMemAlloc_v2)>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuMemAlloc_v2"));
@@ -22,4 +26,14 @@ extern "C" __attribute__((visibility("default"))) CUresult cuMemFree_v2(CUdevice
     return reinterpret_cast<Free>(found);
   }();
   return original(at);
+}
+
+extern "C" __attribute__((visibility("default"))) CUresult cuGetProcAddress_v2(const char* name, void** address,
+                                                                               int version, cuuint64_t flags,
+                                                                               CUdriverProcAddressQueryResult* status) {
+  static const auto original =
+      reinterpret_cast<decltype(&cuGetProcAddress_v2)>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuGetProcAddress_v2"));
+  const CUresult result = original(name, address, version, flags, status);
+  if (std::strcmp(name, "cuMemFree") == 0) *address = reinterpret_cast<void*>(&cuMemFree_v2);
+  return result;
 }

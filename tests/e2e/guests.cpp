@@ -101,9 +101,16 @@ int look_up(const char* name) {
   return done ? 0 : 1;
 }
 
+// Calls functions that it is linked with, and one that it finds.
 int call_driver() {
   CUdeviceptr at = 0;
-  const bool done = enter_context() && cuMemAlloc(&at, 1 << 20) == CUDA_SUCCESS && cuMemFree(at) == CUDA_SUCCESS;
+  CUdeviceptr ordered = 0;
+  void* found = nullptr;
+  const bool done =
+      enter_context() && cuMemAlloc(&at, 1 << 20) == CUDA_SUCCESS && cuMemFree(at) == CUDA_SUCCESS &&
+      cuGetProcAddress("cuMemFree", &found, 12000, CU_GET_PROC_ADDRESS_DEFAULT, nullptr) == CUDA_SUCCESS &&
+      cuMemAllocAsync(&ordered, 1 << 20, nullptr) == CUDA_SUCCESS &&
+      reinterpret_cast<decltype(&cuMemFree)>(found)(ordered) == CUDA_SUCCESS;
   std::puts(done ? "allocated and freed" : "failed");
   return done ? 0 : 1;
 }

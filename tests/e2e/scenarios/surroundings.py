@@ -33,7 +33,8 @@ def forgotten_start(bench):
 
 @scenario
 def another_interposer(bench):
-    """A library that is preloaded after stalloc and looks up the driver's function finds the driver's, not stalloc's."""
+    """A library that is preloaded after stalloc and looks up the driver's function finds the driver's, not stalloc's. The
+    program finds stalloc's, also where that library would give its own."""
     preloaded = f"{bench.library} {bench.guest_library('forwarding')}"
     for mode in ("trace", "dynamic"):
         done = bench.run([bench.guests, "driver"], LD_PRELOAD=preloaded, STALLOC_MODE=mode, STALLOC_TRACE=f"{mode}.fb")
