@@ -167,9 +167,23 @@ void looked_up(const char* symbol) noexcept;
 
 // Functions that CUDA itself gives device memory: forwarded, and called again after idle memory was given back.
 namespace device_memory {
-// Gives idle memory back to the driver for a caller that was refused device memory. `bytes` is how much the caller
-// needs, 0 if that is not known. Returns false if nothing was given back.
-bool make_room(size_t bytes) noexcept;
+// What a call needs: how many bytes, 0 if that is not known, and of which device; by default that of the thread's
+// current context.
+struct Need {
+  static constexpr int kCurrentDevice = -1;
+  // NOLINTNEXTLINE(google-explicit-constructor): most calls say only how much they need
+  constexpr Need(size_t needed, int of = kCurrentDevice) noexcept : bytes(needed), device(of) {}
+  size_t bytes;
+  int device;
+};
+// Gives idle memory back to the driver for a caller that was refused device memory. Returns false if nothing was given
+// back.
+bool make_room(const Need& need) noexcept;
+// The device of memory with these properties, which may be null.
+inline int device_of(const CUmemAllocationProp* properties) noexcept {
+  const bool is_known = properties != nullptr && properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+  return is_known ? properties->location.id : Need::kCurrentDevice;
+}
 // a * b, or the largest number when that overflows.
 constexpr size_t product(size_t a, size_t b) noexcept { return b != 0 && a > ~size_t{0} / b ? ~size_t{0} : a * b; }
 
@@ -180,16 +194,16 @@ constexpr size_t page_tables(size_t bytes) noexcept { return bytes / 512 + 1; }
 // and then with that of a plan. The driver is asked first, even if it reports less free memory than is needed, since it
 // can free more by moving managed memory to the host.
 template <class Original>
-CUresult call_until_served(size_t bytes, Original original) noexcept {
+CUresult call_until_served(const Need& need, Original original) noexcept {
   CUresult result = original();
-  for (int again = 0; again < 2 && result == CUDA_ERROR_OUT_OF_MEMORY && make_room(bytes); ++again) result = original();
+  for (int again = 0; again < 2 && result == CUDA_ERROR_OUT_OF_MEMORY && make_room(need); ++again) result = original();
   return result;
 }
 // The same for a call that is forwarded.
 template <class Result, class... Arguments>
-CUresult call_with_retry(const Call<Result(Arguments...)>& call, size_t bytes,
+CUresult call_with_retry(const Call<Result(Arguments...)>& call, const Need& need,
                          std::type_identity_t<Arguments>... arguments) noexcept {
-  return call_until_served(bytes, [&] { return call.original(arguments...); });
+  return call_until_served(need, [&] { return call.original(arguments...); });
 }
 // As `call_with_retry`, for a kernel launch, which may record events: these are distrusted.
 template <class... Arguments>

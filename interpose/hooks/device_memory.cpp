@@ -5,9 +5,10 @@
 
 namespace stalloc::hooks::device_memory {
 
-bool make_room(size_t bytes) noexcept {
+bool make_room(const Need& need) noexcept {
   Heaps* heaps = Session::known_active_heaps();
-  return heaps != nullptr && heaps->make_room(bytes);
+  return heaps != nullptr &&
+         heaps->make_room(need.bytes, need.device < 0 ? Session::cuda().current_device() : need.device);
 }
 
 CUresult info(const Call<CUresult(size_t*, size_t*)>& call, size_t* free, size_t* total) noexcept {

@@ -188,10 +188,9 @@ void Heaps::after_synchronization() noexcept {
   each_heap([](int, serve::Heap& heap) { heap.after_synchronization(); });
 }
 
-bool Heaps::make_room(std::uint64_t bytes) noexcept {
+bool Heaps::make_room(std::uint64_t bytes, int device) noexcept {
   std::uint64_t given_back = 0;
-  const int current = cuda_.current_device();
-  each_heap([&](int device, serve::Heap& heap) { given_back += heap.make_room(bytes, device == current); });
+  each_heap([&](int ordinal, serve::Heap& heap) { given_back += heap.make_room(bytes, ordinal == device); });
   return given_back > 0;
 }
 

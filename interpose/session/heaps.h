@@ -123,9 +123,9 @@ class Heaps {
   // second on all heaps.
   void create_events_ahead() noexcept;
   void after_synchronization() noexcept;
-  // Gives idle memory of all heaps back for a caller that was refused `bytes` (0: unknown), and if there is none, that
-  // of the current device's plan (Heap::make_room). True if a heap gave any.
-  bool make_room(std::uint64_t bytes) noexcept;
+  // Gives idle memory of all heaps back for a caller that was refused `bytes` (0: unknown) of `device`, and if there is
+  // none, that of this device's plan (Heap::make_room). True if a heap gave any.
+  bool make_room(std::uint64_t bytes, int device) noexcept;
   // Idle bytes of the device's plan; 0 without a heap.
   std::uint64_t idle_plan_bytes(int device) noexcept;
   // The program has set the release threshold of a pool. A heap may keep the largest threshold of the pools that it

@@ -38,6 +38,17 @@ void fail_device() {
   REQUIRE(cuMemAddressFree(at, 2 * kMiB) == CUDA_SUCCESS);
 }
 
+// A plan of device 0 without slots.
+plan::Plan plan_of_two_pages() {
+  plan::Plan plan;
+  plan::DevicePlan& placed = plan.devices.emplace_back();
+  placed.granularity = 2 * kMiB;
+  placed.handles = {4 * kMiB};
+  placed.views = {{.bytes = 4 * kMiB, .handles = {0}}};
+  placed.physical_bytes = 4 * kMiB;
+  return plan;
+}
+
 CUresult refuse_peers(CUdeviceptr at, std::size_t bytes, const CUmemAccessDesc* access, std::size_t count) {
   if (count > 1) return CUDA_ERROR_OUT_OF_MEMORY;
   return reinterpret_cast<decltype(&cuMemSetAccess)>(cuda_driver::symbol("cuMemSetAccess"))(at, bytes, access, count);
@@ -259,17 +270,24 @@ TEST_CASE("a stream's clock is found by its name, for as long as the stream live
   }
 }
 
+TEST_CASE("a plan gives memory back for a call that names its device, whatever context is current",
+          "[session][heaps]") {
+  const Machine machine(plan_of_two_pages());
+  const CUcontext primary = machine.enter();
+  REQUIRE(machine.heaps->find_or_create(primary) != nullptr);
+  const std::size_t before = machine.free_bytes();
+  REQUIRE(cuCtxSetCurrent(nullptr) == CUDA_SUCCESS);
+  CHECK_FALSE(machine.heaps->make_room(before, 1));
+  CHECK(machine.heaps->make_room(before, 0));
+  REQUIRE(cuCtxSetCurrent(primary) == CUDA_SUCCESS);
+  CHECK(machine.free_bytes() == before + 4 * kMiB);
+}
+
 TEST_CASE("a plan whose memory the driver keeps from a peer is not served", "[session][heaps]") {
   const bool refused = GENERATE(true, false);
   std::optional<Replaced> refuses;
   if (refused) refuses.emplace("cuMemSetAccess", &refuse_peers);
-  plan::Plan plan;
-  plan::DevicePlan& placed = plan.devices.emplace_back();
-  placed.granularity = 2 * kMiB;
-  placed.handles = {4 * kMiB};
-  placed.views = {{.bytes = 4 * kMiB, .handles = {0}}};
-  placed.physical_bytes = 4 * kMiB;
-  const Machine machine(std::move(plan));
+  const Machine machine(plan_of_two_pages());
   const CUcontext primary = machine.enter();
   const std::size_t before = machine.free_bytes();
   CHECK(machine.heaps->grant_access(0, 1) == CUDA_SUCCESS);  // there is no heap yet
