@@ -31,6 +31,11 @@ Cursor::Cursor(const DevicePlan& plan) : body_begin_(plan.prologue), body_end_(p
     slots_.push_back({to_units(slot.size), slot.kind, slot.kind == SlotKind::Dynamic});
   for (const std::uint32_t slot : plan.varying) slots_[slot].varies = slots_[slot].is_left_to_run_time = true;
   for (const std::uint32_t slot : plan.unplaced) slots_[slot].is_left_to_run_time = true;
+  fork_ = body_begin_;
+  for (epilogue_ = body_end_; fork_ < body_end_ && epilogue_ < slots_.size(); ++fork_, ++epilogue_) {
+    const ExpectedSlot& other = slots_[epilogue_];
+    if (slots_[fork_].units != other.units || slots_[fork_].varies != other.varies) break;
+  }
   index_grams();
 }
 
@@ -108,16 +113,16 @@ void Cursor::count(bool matched) noexcept {
 }
 
 // Finds the slot of a request without a deviation: the next slot; a later one, if only slots without a place lie
-// between, since most of them are for the original allocator, and their requests may not reach this library; or the
-// first slot of the epilogue, if a repetition of the body has just ended.
+// between, since most of them are for the original allocator, and their requests may not reach this library; or a slot
+// of the epilogue, where that may have begun instead of a repetition of the body.
 Cursor::Position Cursor::find_here(std::uint32_t units) const noexcept {
   Position at = at_;
   for (int i = 0; i < kSearchDistance && at < slots_.size(); ++i, at = successor(at)) {
     if (slots_[at].varies || matches(at, units)) return at;
     if (slots_[at].kind != SlotKind::PassThrough) break;
   }
-  const bool body_may_have_ended = body_begin_ < body_end_ && at_ == body_begin_ && seen_ > 1;
-  return body_may_have_ended && matches(body_end_, units) ? body_end_ : kNowhere;
+  const bool body_may_have_ended = body_begin_ < body_end_ && at_ == fork_ && seen_ > 1;
+  return body_may_have_ended && matches(epilogue_, units) ? epilogue_ : kNowhere;
 }
 
 Cursor::Position Cursor::find_after_deviation(bool stays) const noexcept {

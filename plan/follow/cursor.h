@@ -113,6 +113,10 @@ class Cursor {
   std::vector<ExpectedSlot> slots_;
   Position body_begin_ = 0;
   Position body_end_ = 0;
+  // The epilogue may begin like the body. Then a run that leaves the body is known by the first requests that differ:
+  // of the slot `epilogue_` instead of the slot `fork_` of the body.
+  Position fork_ = 0;
+  Position epilogue_ = 0;
   std::vector<Gram> grams_;  // sorted; an index of all places by the latest kGram sizes
 
   Position at_ = 0;  // the next slot; slots_.size() when the plan has ended

@@ -184,6 +184,11 @@ void add_waits(const Problem& problem, const std::vector<std::size_t>& slots, co
     plan.slots[freed].event_on_free = true;
   }
   for (const std::size_t slot : tracker.last_in_pages()) plan.slots[slot].event_on_free = true;
+  // A request of the epilogue that repeats the body is served at the slot of the body (Cursor).
+  for (std::size_t slot = sequence.body_end(); slot < sequence.slots.size(); ++slot) {
+    const std::size_t twin = sequence.slots[slot].twin;
+    if (twin != kNone && plan.slots[slot].event_on_free) plan.slots[twin].event_on_free = true;
+  }
 }
 
 }  // namespace stalloc::plan

@@ -42,13 +42,18 @@ std::vector<std::size_t> make_order(const std::vector<Buffer>& buffers, std::uin
   return order;
 }
 
+bool lives_long(const Buffer& buffer) {
+  return std::any_of(buffer.spans.begin(), buffer.spans.end(),
+                     [](const auto& span) { return span.second - span.first >= kLongLife; });
+}
+
 // Those that live long.
 BufferGroup choose(const Sequence& sequence) {
   BufferGroup chosen;
   for (auto& [stream, group] : make_buffers(sequence, StreamMode::Order)) {
     if (stream == kEveryStream) continue;
     for (std::size_t i = 0; i < group.buffers.size(); ++i) {
-      if (group.buffers[i].spans.size() == 1 && life(group.buffers[i]) < kLongLife) continue;
+      if (!sequence.wraps(group.slots[i].front()) && !lives_long(group.buffers[i])) continue;
       chosen.buffers.push_back(std::move(group.buffers[i]));
       chosen.slots.push_back(std::move(group.slots[i]));
     }

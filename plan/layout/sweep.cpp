@@ -120,7 +120,7 @@ bool Sweep::place(std::size_t slot) {
                        sequence_.slots[entry.twin].bytes >= entry.bytes && take_at(slot, layout_.places[entry.twin]);
     if (!again && !take(slot)) return false;
   }
-  if (!in_body(slot)) {
+  if (!sequence_.in_body(slot)) {
     hold(slot, entry.upper);
   } else {
     hold(slot, std::max(entry.tail, entry.upper));
@@ -168,12 +168,12 @@ void Sweep::find_avoided(std::size_t slot) {
   const auto before = [](std::size_t at, const auto& life) { return at < life.first; };
   if (hints_.packed) {
     const auto& lives = hints_.packed->lives;
-    const std::size_t upper = in_body(slot) ? std::max(entry.upper, entry.tail) : entry.upper;
+    const std::size_t upper = sequence_.in_body(slot) ? std::max(entry.upper, entry.tail) : entry.upper;
     auto next = std::upper_bound(lives.begin(), lives.end(), entry.lower, before);
     for (; next != lives.end() && next->first < upper; ++next) avoided_.push_back(next->second);
   }
   examined_ += 1 + avoided_.size();
-  if (!in_body(slot)) return;
+  if (!sequence_.in_body(slot)) return;
   const auto avoid = [this](const WrappedSlot& wrapped) {
     avoided_.insert(avoided_.end(), wrapped.ranges.begin(), wrapped.ranges.end());
   };

@@ -46,12 +46,7 @@ class Sweep {
     std::vector<Range> ranges;  // physical
   };
 
-  [[nodiscard]] bool in_body(std::size_t slot) const {
-    return slot >= sequence_.prologue && slot < sequence_.body_end();
-  }
-  [[nodiscard]] bool wraps(std::size_t slot) const {
-    return in_body(slot) && sequence_.slots[slot].upper > sequence_.body_end() && sequence_.slots[slot].bytes > 0;
-  }
+  [[nodiscard]] bool wraps(std::size_t slot) const { return sequence_.wraps(slot) && sequence_.slots[slot].bytes > 0; }
   [[nodiscard]] bool is_early(std::size_t slot) const { return sequence_.slots[slot].lower < slot; }
   [[nodiscard]] bool is_packed(std::size_t slot) const {
     return hints_.packed && hints_.packed->offsets[slot] != kNotPacked;

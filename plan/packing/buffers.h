@@ -21,7 +21,7 @@ struct BufferGroup {
 // Returns the groups by stream: kEveryStream for memory of synchronous calls, which shares bytes with no other, and
 // with StreamMode::Order 0 for all other memory. A slot that lives across the body's end is also live at the body's
 // beginning, where the previous repetition holds its place. In the first repetition its twin of the prologue is live
-// there, so both are one buffer.
+// there, so both are one buffer. So are a slot of the epilogue and its twin of the body, unless they live at once.
 std::map<std::uint32_t, BufferGroup> make_buffers(const Sequence& sequence, StreamMode streams);
 
 }  // namespace stalloc::plan

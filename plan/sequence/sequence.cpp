@@ -174,9 +174,9 @@ class Builder {
 std::array<Range, 2> lives_of(const Sequence& sequence, std::size_t index) {
   const SequenceSlot& entry = sequence.slots[index];
   const std::size_t slots = sequence.slots.size();
-  if (index < sequence.prologue || index >= sequence.body_end()) return {Range{entry.lower, entry.upper}, Range{}};
+  if (!sequence.in_body(index)) return {Range{entry.lower, entry.upper}, Range{}};
   std::array<Range, 2> lives = {Range{index, std::min(std::max(entry.upper, entry.tail), slots)}, Range{}};
-  if (entry.upper > sequence.body_end() && entry.twin == kNone) {
+  if (sequence.wraps(index) && entry.twin == kNone) {
     lives[1] = {sequence.prologue, entry.upper - sequence.body};
   }
   return lives;

@@ -38,8 +38,9 @@ struct SequenceSlot {
   //   Body: the slot lives across the body's end. When the body begins for the first time, the twin in the prologue is
   //   live in its place, as the slot of a previous repetition would be. Required: both have the same bytes and stream,
   //   and never live at the same time.
-  //   Epilogue: the same request in the body, where the run continues with a part of a repetition. Preferred: another
-  //   place is possible.
+  //   Epilogue: the same request in the body, where the run continues with a part of a repetition. A program that is
+  //   served cannot be told to be in the epilogue before that part ends, so it gets the places of the body there.
+  //   Preferred: another place is possible.
   std::size_t twin = kNone;
 };
 
@@ -49,6 +50,9 @@ struct Sequence {
   std::size_t prologue = 0;  // slots before the body
   std::size_t body = 0;      // slots of the body; 0: nothing repeats
   [[nodiscard]] std::size_t body_end() const { return prologue + body; }
+  [[nodiscard]] bool in_body(std::size_t slot) const { return slot >= prologue && slot < body_end(); }
+  // Whether the slot lives across the body's end.
+  [[nodiscard]] bool wraps(std::size_t slot) const { return in_body(slot) && slots[slot].upper > body_end(); }
 };
 
 // Returns the stretches of time during which slot `index` takes bytes: at most two half-open ranges [begin, end). The

@@ -64,6 +64,16 @@ TEST_CASE("if body and epilogue begin with the same size, the body is taken", "[
   REQUIRE(request(cursor, 3) == 0);
 }
 
+TEST_CASE("an epilogue that begins like the body is known by its first other request", "[serve][cursor]") {
+  Cursor cursor(plan_of_units({1, 3, 4, 5, 6, 3, 4, 7, 8}, 1, 4));
+  REQUIRE(request(cursor, 1) == 0);
+  for (const std::uint64_t units : {3, 4, 5, 6, 3, 4}) REQUIRE(request(cursor, units) == static_cast<int>(units) - 2);
+  REQUIRE(request(cursor, 7) == 7);
+  REQUIRE(request(cursor, 8) == 8);
+  REQUIRE(request(cursor, 3) == 1);
+  REQUIRE(cursor.resynchronizations() == 0);
+}
+
 TEST_CASE("a program does not begin with the epilogue", "[serve][cursor]") {
   Cursor cursor(plan_of_units({3, 4, 9}, 0, 2));
   REQUIRE(request(cursor, 9) == kNone);
