@@ -69,9 +69,9 @@ FreeRuns* FreeMarks::make_runs(std::uint64_t page) noexcept {
 }
 
 bool FreeMarks::mark_run(std::uint64_t page, std::uint64_t begin, std::uint64_t end, FreeMark mark,
-                         std::uint64_t sequence) noexcept {
+                         std::uint64_t sequence, bool exact) noexcept {
   FreeRuns* const runs = make_runs(page);
-  const FreeRun run{.sequence = sequence, .begin = unit(begin), .mark = mark};
+  const FreeRun run{.sequence = sequence, .begin = unit(begin), .mark = mark, .exact = exact};
   if (runs == nullptr || !runs->assign(run, unit(end), unit(std::uint64_t{1} << shift_))) return false;
   marks_[page] = runs->common_mark();
   return true;
@@ -84,13 +84,13 @@ void FreeMarks::mark(PhysicalRanges ranges, FreeMark mark, std::uint64_t sequenc
         [&](std::uint64_t first, std::uint64_t last) {
           std::fill(&marks_[first], &marks_[last], mark);
           std::fill(&sequences_[first], &sequences_[last], sequence);
-          std::fill(&known_[first], &known_[last], Known::OneFree);
+          std::fill(&known_[first], &known_[last], exact ? Known::OneFree : Known::LatestFree);
         },
         [&](std::uint64_t page, std::uint64_t begin, std::uint64_t end) {
           // A page without a mark gets the mark as a whole, so programs with one stream never have runs.
           const bool is_alike = marks_[page] == kNoStream || marks_[page] == mark;
-          const bool needs_runs = exact || !is_alike || known_[page] == Known::Runs;
-          if (!needs_runs || !mark_run(page, begin, end, mark, sequence)) {
+          const bool needs_runs = exact || keeps_parts_ || !is_alike || known_[page] == Known::Runs;
+          if (!needs_runs || !mark_run(page, begin, end, mark, sequence, exact)) {
             marks_[page] = is_alike ? mark : kEveryStreamMark;
             known_[page] = Known::LatestFree;
           }
@@ -110,7 +110,7 @@ void FreeMarks::clear(PhysicalRanges ranges) noexcept {
         },
         [&](std::uint64_t page, std::uint64_t begin, std::uint64_t end) {
           // Without host memory the bytes keep their marks, which are then too many.
-          if (marks_[page] != kNoStream) (void)mark_run(page, begin, end, kNoStream, 0);
+          if (marks_[page] != kNoStream) (void)mark_run(page, begin, end, kNoStream, 0, true);
         });
   }
 }

@@ -15,9 +15,9 @@ namespace stalloc::serve {
 
 // Each page has the mark of the stream that freed its bytes last and the sequence number of its latest free, so a large
 // range costs a few bytes for each page. A page whose parts were freed by several frees has runs (free_runs.h), with a
-// mark and a number each: so the number of the free of given bytes is known exactly, unless many parts of the page have
-// been freed since; then a larger number is returned, as an upper bound. A byte that no stream has freed may bear the
-// mark of a stream that freed other bytes of the same page.
+// mark and a number each: so the number of the free of given bytes is known exactly if it has an event. Otherwise, if
+// many parts of the page have been freed since, a larger number is returned, as an upper bound. A byte that no stream
+// has freed may bear the mark of a stream that freed other bytes of the same page.
 //
 // Not thread-safe: the heap's lock protects it. Only the constructor throws.
 class FreeMarks {
@@ -27,8 +27,11 @@ class FreeMarks {
   FreeMarks(std::uint64_t bytes, std::uint64_t page_bytes);
 
   // The ranges were freed by the streams that `mark` stands for, with the number `sequence`, which is not smaller than
-  // any number before. `exact`: the number must be known exactly later, which costs a little for partly freed pages.
+  // any number before. `exact`: the number must be known exactly later, since there is an event of this very free.
   void mark(PhysicalRanges ranges, FreeMark mark, std::uint64_t sequence, bool exact = true) noexcept;
+  // From now on, frees of the parts of a page are kept apart, which costs a little. Before, a page that only one stream
+  // has freed has one number.
+  void keep_parts() noexcept { keeps_parts_ = true; }
   // The ranges were freed, and no work on the device uses them any more.
   void clear(PhysicalRanges ranges) noexcept;
 
@@ -123,7 +126,8 @@ class FreeMarks {
   }
 
   // What is known of a page. OneFree: one free freed all of its bytes, or none has freed any. LatestFree: the number of
-  // the latest free of its parts, and their mark, which is the same. Runs: each run's mark and number.
+  // the latest free of its parts, and their mark, which is the same; also where one free without an event freed all of
+  // its bytes. Runs: each run's mark and number.
   enum class Known : std::uint8_t { OneFree, LatestFree, Runs };
 
   [[nodiscard]] static std::uint32_t unit(std::uint64_t bytes) noexcept;
@@ -141,10 +145,11 @@ class FreeMarks {
   // The runs of a page, which has some from then on; null: host memory is missing.
   FreeRuns* make_runs(std::uint64_t page) noexcept;
   // Bytes [begin, end) of a page were freed. False: host memory is missing, and nothing changed.
-  bool mark_run(std::uint64_t page, std::uint64_t begin, std::uint64_t end, FreeMark mark,
-                std::uint64_t sequence) noexcept;
+  bool mark_run(std::uint64_t page, std::uint64_t begin, std::uint64_t end, FreeMark mark, std::uint64_t sequence,
+                bool exact) noexcept;
 
   unsigned shift_;
+  bool keeps_parts_ = false;
   SparseArray<FreeMark> marks_;           // by page
   SparseArray<std::uint64_t> sequences_;  // by page: the number of its latest free
   SparseArray<Known> known_;              // by page

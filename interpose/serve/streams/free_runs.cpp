@@ -45,13 +45,17 @@ std::size_t FreeRuns::split(std::uint32_t unit) noexcept {
   return behind;
 }
 
-// Joins the two neighbors of one mark whose latest free is the earliest, if there are such neighbors.
+// Joins the two neighbors of one mark whose latest free is the earliest, if there are such neighbors that are not exact
+// or have the same free.
 void FreeRuns::join_earliest() noexcept {
   std::size_t best = 0;  // the second of them
   std::uint64_t earliest = ~std::uint64_t{0};
   for (std::size_t i = 1; i < runs_.size(); ++i) {
-    const std::uint64_t latest = std::max(runs_[i - 1].sequence, runs_[i].sequence);
-    if (runs_[i - 1].mark != runs_[i].mark || latest >= earliest) continue;
+    const FreeRun& first = runs_[i - 1];
+    const FreeRun& second = runs_[i];
+    const std::uint64_t latest = std::max(first.sequence, second.sequence);
+    if (first.mark != second.mark || latest >= earliest) continue;
+    if ((first.exact || second.exact) && first.sequence != second.sequence) continue;
     best = i;
     earliest = latest;
   }

@@ -16,16 +16,16 @@ struct FreeRun {
   std::uint64_t sequence = 0;  // the number of the latest free; 0: they were never freed, or no work uses them any more
   std::uint32_t begin = 0;     // the first unit
   FreeMark mark = kNoStream;
-  bool exact = true;  // false: some of the units may have been freed earlier
+  bool exact = true;  // false: some of the units may have been freed earlier, or nobody will ask for the very free
 };
 
 // The runs of a page. Neighboring blocks share a page at their ends, so most pages that have several runs have two or
-// three. Of a page with many, neighboring runs of one mark are joined, the earliest first. Not thread-safe: the heap's
-// lock protects it. Nothing throws.
+// three. Of a page with many, neighboring runs of one mark are joined, the earliest first, except for exact ones: a
+// stream may have to wait for that very free, as in a plan of small blocks on several streams. Not thread-safe: the
+// heap's lock protects it. Nothing throws.
 class FreeRuns {
  public:
-  // Runs that are kept apart although they have the same mark. In pages of small blocks there are many: with only
-  // seven, 20 of 966 slots were refused in a plan of small blocks on several streams.
+  // Of more runs than these, neighbors that are not exact are joined.
   static constexpr std::size_t kMost = 15;
 
   // The page has one run, which begins at its first unit. False: host memory is missing.

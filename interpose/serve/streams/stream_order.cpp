@@ -93,7 +93,10 @@ StreamOrdinal StreamOrder::ordinal(StreamKey key, bool context_is_current) noexc
   const StreamOrdinal stream = ordinal_of_user(key, context_is_current);
   if (stream != kNoStream && !streams_[stream].uses_memory) {
     streams_[stream].uses_memory = true;
-    if (++users_ > 1 && events_ != nullptr) events_->start_tracking();
+    if (++users_ > 1) {
+      marks_.keep_parts();
+      if (events_ != nullptr) events_->start_tracking();
+    }
     for (std::size_t i = 1; i <= stream_count_; ++i) watch(static_cast<StreamOrdinal>(i));
   }
   return stream;
@@ -502,10 +505,9 @@ void StreamOrder::mark_freed(PhysicalRanges ranges, StreamOrdinal stream, std::u
   // The frees of a thread's own stream are never deferred, so the marks of the bytes say what still uses them.
   if (freeing.blocking && freeing.alive && !is_reachable(freeing)) return;
   const FreeMark mark = mark_with_users(ranges, stream);
-  // With one stream, whose frees no other waits for, the exact number is never asked for.
+  // Of a free without an event the number need not be exact, since no stream can wait for that very free.
   const FreeEvent* latest = freeing.events.latest();
-  const bool exact = has_several_users() || (latest != nullptr && latest->covers == number);
-  marks_.mark(ranges, mark, number, exact && freeing.alive);
+  marks_.mark(ranges, mark, number, latest != nullptr && latest->covers == number);
 }
 
 // Whether the calling thread can give the stream work.

@@ -202,6 +202,20 @@ TEST_CASE("a stream waits for the planned event of a free, and for no later one"
   REQUIRE_FALSE(f.driver.is_ordered(f.t, later));
 }
 
+TEST_CASE("each of many small blocks of a page has a free that another stream can wait for", "[serve][heap]") {
+  constexpr std::int64_t kBlock = plan::kUnitBytes;
+  constexpr std::int64_t kBlocks = kPage / kBlock;
+  plan::DevicePlan plan = plan_of_handles({1});
+  for (std::int64_t i = 0; i < 2 * kBlocks; ++i) {
+    add_slot(&plan, kBlock, static_cast<std::uint64_t>(i % kBlocks * kBlock)).event_on_free = i < kBlocks;
+  }
+  Fixture f(plan);
+  for (std::int64_t i = 0; i < kBlocks; ++i) REQUIRE(f.allocate(kBlock, f.s) == i * kBlock);
+  f.driver.work(f.s);
+  for (std::int64_t i = 0; i < kBlocks; ++i) REQUIRE(f.free(i * kBlock, f.s) == CUDA_SUCCESS);
+  for (std::int64_t i = 0; i < kBlocks; ++i) REQUIRE(f.allocate(kBlock, f.t) == i * kBlock);
+}
+
 TEST_CASE("when the driver refuses the order, the slot is refused", "[serve][heap]") {
   const auto call = static_cast<std::uint64_t>(GENERATE(range(1, 12)));
   CAPTURE(call);
