@@ -235,8 +235,22 @@ class Checker {
       return " may be used on any stream and takes " + whose + ", freed on one";
     if (!waits_.contains({request.slot, holder.slot}))
       return " takes " + whose + ", freed on another stream, without a wait";
-    if (!plan_.slots[holder.slot].event_on_free) return " waits for " + whose + ", whose free records no event";
+    const auto has_event = [this](std::size_t slot) { return plan_.slots[slot].event_on_free; };
+    if (!has_event(holder.slot)) return " waits for " + whose + ", whose free records no event";
+    if (may_be_in_body(holder.slot) && !has_event(holder.slot - plan_.body))
+      return " waits for " + whose + ", whose free records no event where the body's slot serves it";
     return {};
+  }
+
+  // Whether a slot of the epilogue is one of the first, which request what the body begins with. A program that is
+  // served may as well be in the body there.
+  [[nodiscard]] bool may_be_in_body(std::size_t slot) const {
+    const std::size_t body_end = std::size_t{plan_.prologue} + plan_.body;
+    if (slot < body_end || slot >= body_end + plan_.body) return false;
+    for (std::size_t at = body_end; at <= slot; ++at) {
+      if ((plan_.slots[at].size + 511) / 512 != (plan_.slots[at - plan_.body].size + 511) / 512) return false;
+    }
+    return true;
   }
 
   void release(const PlayedRequest& request) {

@@ -20,7 +20,8 @@ namespace stalloc::plan {
 //     the plan's own lifetimes with the body repeated;
 //   - no slot says that its bytes are free earlier than they were in the run (a CSV: each slot has the file's own
 //     times); where slots have lanes, their order is another one than the run's, and this is not compared;
-//   - for bytes freed on one stream and taken on another there is a Wait whose freed slot records an event, and memory
+//   - for bytes freed on one stream and taken on another there is a Wait whose freed slot records an event (also the
+//     body's slot that may serve the request instead, where the epilogue begins like the body), and memory
 //     of synchronous calls takes no bytes with a pending free, nor others of a page of which a stream has freed a part;
 //     cudaFree of stream-ordered memory leaves its bytes ordered after the frees before it was made;
 //   - requests left to the original allocator take no bytes.

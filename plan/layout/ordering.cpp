@@ -45,14 +45,11 @@ std::vector<Use> repeated_uses(const Sequence& sequence) {
 
 class Tracker {
  public:
-  Tracker(const Sequence& sequence, const Layout& layout, std::uint64_t page)
-      : sequence_(sequence), layout_(layout), page_(page) {}
+  Tracker(const Sequence& sequence, const Layout& layout) : sequence_(sequence), layout_(layout) {}
 
   void run(const std::vector<Use>& uses) {
     last_.clear();
     before_.clear();
-    last_in_page_.clear();
-    first_in_page_.clear();
     std::multimap<std::size_t, const Use*> frees;
     for (std::size_t i = 0; i < uses.size(); ++i) {
       for (; !frees.empty() && frees.begin()->first <= i; frees.erase(frees.begin())) free(*frees.begin()->second);
@@ -63,22 +60,13 @@ class Tracker {
   }
 
   [[nodiscard]] const std::set<std::pair<std::size_t, std::size_t>>& waits() const { return waits_; }
-  // The slots whose frees are the latest of a stream in a page of which another stream takes bytes of that stream.
-  [[nodiscard]] const std::set<std::size_t>& last_in_pages() const { return last_in_pages_; }
 
  private:
   struct Freed {
     std::uint64_t end;
     std::size_t slot;
     std::uint32_t owner;
-    std::size_t at;  // the use that the free came before
   };
-  // The latest frees: those between the same two requests, whose order is not recorded, as far as they are not noted.
-  struct LastInPage {
-    std::size_t at = 0;
-    std::vector<std::size_t> slots;
-  };
-
   std::vector<Range> ranges_of(std::size_t slot) const {
     std::vector<Range> ranges;
     const Place place = layout_.places[slot];
@@ -95,26 +83,11 @@ class Tracker {
     for (const Range& range : ranges_of(use.slot)) {
       split(range.begin);
       split(range.end);
-      std::uint64_t fresh = range.begin;  // bytes that were never freed, from here on
       for (auto at = last_.lower_bound(range.begin); at != last_.end() && at->first < range.end; at = last_.erase(at)) {
-        take_fresh({fresh, at->first}, use.stream);
-        fresh = at->second.end;
         if (use.keeps_order()) before_[use.slot].insert(*at);
         if (at->second.owner == kEveryStream || at->second.owner == use.stream) continue;
         waits_.emplace(use.slot, at->second.slot);
-        note_last_in_page(at->first, at->second.owner, at->second.at);
-        note_last_in_page(at->second.end - 1, at->second.owner, at->second.at);
       }
-      take_fresh({fresh, range.end}, use.stream);
-    }
-  }
-
-  // To the library the bytes of a page that were never freed are those of the stream that freed others there first.
-  void take_fresh(Range range, std::uint32_t stream) {
-    if (range.bytes() == 0) return;
-    for (const std::uint64_t byte : {range.begin, range.end - 1}) {
-      const auto first = first_in_page_.find(byte / page_);
-      if (first != first_in_page_.end() && first->second != stream) note_last_in_page(byte, first->second, 0);
     }
   }
 
@@ -123,26 +96,7 @@ class Tracker {
       last_.merge(before_[use.slot]);
       return;
     }
-    for (const Range& range : ranges_of(use.slot)) {
-      last_[range.begin] = {range.end, use.slot, use.owner, use.until};
-      for (const std::uint64_t byte : {range.begin, range.end - 1}) {
-        if (use.owner == kEveryStream) continue;
-        first_in_page_.emplace(byte / page_, use.owner);
-        LastInPage& last = last_in_page_[{byte / page_, use.owner}];
-        if (last.at != use.until) last = {use.until, {}};
-        last.slots.push_back(use.slot);
-      }
-    }
-  }
-
-  // The stream's latest frees in the page of a byte, if they were not before the use `since`. Only the first and the
-  // last page of what was freed can have later ones of its stream.
-  void note_last_in_page(std::uint64_t byte, std::uint32_t owner, std::size_t since) {
-    const auto last = last_in_page_.find({byte / page_, owner});
-    if (last == last_in_page_.end() || last->second.at < since) return;
-    std::vector<std::size_t>& slots = last->second.slots;
-    last_in_pages_.insert(slots.begin(), slots.end());
-    slots.clear();  // they are noted: thousands of small requests may use the page
+    for (const Range& range : ranges_of(use.slot)) last_[range.begin] = {range.end, use.slot, use.owner};
   }
 
   // Cuts the freed range that spans `at` in two.
@@ -157,14 +111,10 @@ class Tracker {
 
   const Sequence& sequence_;
   const Layout& layout_;
-  const std::uint64_t page_;
   using FreedBytes = std::map<std::uint64_t, Freed>;  // by the first byte
   FreedBytes last_;                                   // who freed it last; live bytes are not in it
   std::map<std::size_t, FreedBytes> before_;          // by slot: the same for its bytes, if its use keeps the order
-  std::map<std::pair<std::uint64_t, std::uint32_t>, LastInPage> last_in_page_;  // by page and stream
-  std::map<std::uint64_t, std::uint32_t> first_in_page_;                        // by page: the stream
   std::set<std::pair<std::size_t, std::size_t>> waits_;
-  std::set<std::size_t> last_in_pages_;
 };
 
 }  // namespace
@@ -176,18 +126,19 @@ void add_waits(const Problem& problem, const std::vector<std::size_t>& slots, co
   for (const Use& use : recorded) streams.insert({use.stream, use.owner});
   streams.erase(kEveryStream);
   if (streams.size() < 2) return;
-  Tracker tracker(sequence, layout, plan.granularity);
+  Tracker tracker(sequence, layout);
   tracker.run(recorded);
   if (sequence.body != 0) tracker.run(repeated_uses(sequence));
   for (const auto& [slot, freed] : tracker.waits()) {
     plan.waits.push_back({static_cast<std::uint32_t>(slot), static_cast<std::uint32_t>(freed)});
     plan.slots[freed].event_on_free = true;
   }
-  for (const std::size_t slot : tracker.last_in_pages()) plan.slots[slot].event_on_free = true;
-  // A request of the epilogue that repeats the body is served at the slot of the body (Cursor).
-  for (std::size_t slot = sequence.body_end(); slot < sequence.slots.size(); ++slot) {
-    const std::size_t twin = sequence.slots[slot].twin;
-    if (twin != kNone && plan.slots[slot].event_on_free) plan.slots[twin].event_on_free = true;
+  // The first requests of the epilogue are served at the body's slots if they are equal (Cursor).
+  const auto units = [&plan](std::size_t slot) { return round_up(plan.slots[slot].size, kUnitBytes); };
+  for (std::size_t in_body = sequence.prologue; in_body < sequence.body_end(); ++in_body) {
+    const std::size_t slot = in_body + sequence.body;
+    if (slot >= plan.slots.size() || units(slot) != units(in_body)) break;
+    if (plan.slots[slot].event_on_free) plan.slots[in_body].event_on_free = true;
   }
 }
 

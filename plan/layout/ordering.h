@@ -12,10 +12,9 @@
 namespace stalloc::plan {
 
 // Follows every byte through the recorded requests and through the body repeated, and adds a Wait to `plan.waits` for
-// each slot that takes bytes last freed on another stream. Sets `event_on_free` of the slots waited for, and of slots
-// that the library may have to wait for instead, since it knows only one free for each page and stream
-// (interpose/serve/streams/free_marks.h). `plan.slots` must be filled. `slots`: of each request of `problem`; kNone: it
-// has none.
+// each slot that takes bytes last freed on another stream. Sets `event_on_free` of the slots waited for, and of those
+// of the body at which their requests may be served. `plan.slots` must be filled. `slots`: of each request of
+// `problem`; kNone: it has none.
 void add_waits(const Problem& problem, const std::vector<std::size_t>& slots, const Sequence& sequence,
                const Layout& layout, DevicePlan& plan);
 

@@ -36,6 +36,7 @@ std::unique_ptr<Heap> Heap::create(Driver& driver, int device, const plan::Devic
     return nullptr;
   }
   std::unique_ptr<Heap> heap(new Heap(driver, device, context, options, std::move(*planned), *offsets, log));
+  if (places_any && !plan->waits.empty()) heap->order_.expect_waits();
   if (options.dynamic) {
     heap->dynamic_ =
         Dynamic::create(driver, device, options, offsets->dynamic_begin, offsets->dynamic_page, &heap->order_, why);

@@ -175,6 +175,10 @@ class StreamOrder {
   // wait for them.
   void allow_late_events(bool may) noexcept { late_events_allowed_ = may; }
 
+  // Streams will take bytes that others have freed, as a plan says. So which bytes a free was of is known from now on,
+  // also while only one stream uses memory.
+  void expect_waits() noexcept { marks_.keep_parts(); }
+
   // The program has at least that many streams, with the default one; a smaller number than before changes nothing.
   // Needs no lock.
   void expect_streams(std::size_t streams) noexcept;

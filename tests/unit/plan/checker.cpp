@@ -170,6 +170,30 @@ TEST_CASE("reuse across streams needs a wait and an event") {
   CHECK(contains(example.fault(), "records no event"));
 }
 
+TEST_CASE("a free in an epilogue that begins like the body has an event in the body, too") {
+  // A body of request 0, then the same request again, and request 2 of another stream and size in its bytes.
+  Problem problem;
+  problem.repeats = true;
+  DevicePlan plan;
+  plan.granularity = plan.physical_bytes = kPage;
+  plan.handles = {kPage};
+  plan.views = {{kPage, {0}}};
+  plan.body = 1;
+  for (std::uint64_t i = 0; i < 3; ++i) {
+    Request& request = problem.requests.emplace_back();
+    request.id = request.lower = i;
+    request.size = i == 2 ? 512 : 1000;
+    request.until = request.upper = i + 1;
+    request.stream = request.allocation_stream = request.free_stream = i == 2 ? 7 : 1;
+    plan.slots.push_back({i, request.size, 0, i, i + 1, 0, request.stream, SlotKind::Static, i == 1});
+  }
+  plan.waits = {{2, 1}};
+  CHECK(
+      contains(find_unsoundness(problem, plan), "request 2 waits for bytes of request 1, whose free records no event"));
+  plan.slots[0].event_on_free = true;
+  CHECK(find_unsoundness(problem, plan).empty());
+}
+
 TEST_CASE("reuse behind cudaFree needs none") {
   Example example;
   example.plan.waits.clear();

@@ -216,6 +216,21 @@ TEST_CASE("each of many small blocks of a page has a free that another stream ca
   for (std::int64_t i = 0; i < kBlocks; ++i) REQUIRE(f.allocate(kBlock, f.t) == i * kBlock);
 }
 
+TEST_CASE("a plan with waits serves bytes that were never freed beside those that its first stream has freed",
+          "[serve][heap]") {
+  plan::DevicePlan plan = plan_of_handles({1});
+  for (std::uint64_t i = 0; i < 4; ++i) add_slot(&plan, plan::kUnitBytes, i % 3 * plan::kUnitBytes);
+  plan.slots[0].event_on_free = true;
+  plan.waits = {{3, 0}};
+  Fixture f(plan);
+  REQUIRE(f.allocate(plan::kUnitBytes, f.s) == 0);
+  REQUIRE(f.allocate(plan::kUnitBytes, f.s) == plan::kUnitBytes);
+  f.driver.work(f.s);
+  REQUIRE(f.free(plan::kUnitBytes, f.s) == CUDA_SUCCESS);
+  REQUIRE(f.allocate(plan::kUnitBytes, f.t) == 2 * plan::kUnitBytes);
+  REQUIRE(f.heap->statistics().waits == 0);
+}
+
 TEST_CASE("when the driver refuses the order, the slot is refused", "[serve][heap]") {
   const auto call = static_cast<std::uint64_t>(GENERATE(range(1, 12)));
   CAPTURE(call);
