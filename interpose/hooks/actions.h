@@ -58,6 +58,9 @@ CUresult set_attribute(const Call<CUresult(const void*, CUpointer_attribute, CUd
 CUresult range_handle(const Call<CUresult(void*, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long)>& call,
                       void* handle, CUdeviceptr at, size_t bytes, CUmemRangeHandleType type,
                       unsigned long long flags) noexcept;
+// Memory that CUDA allocated has no access flags, so neither has ours.
+CUresult access(const Call<CUresult(unsigned long long*, const CUmemLocation*, CUdeviceptr)>& call,
+                unsigned long long* flags, const CUmemLocation* location, CUdeviceptr at) noexcept;
 // The address to pass to functions that accept only memory which the program itself mapped (cuMemMap). Memory that we
 // serve counts as not mapped, so these functions must refuse it.
 CUdeviceptr as_mapped_by_program(CUdeviceptr at) noexcept;

@@ -187,6 +187,14 @@ CUresult range_handle(const Call<CUresult(void*, CUdeviceptr, size_t, CUmemRange
   return call.original(handle, address_to_query(look_up(at), at), bytes, type, flags);
 }
 
+CUresult access(const Call<CUresult(unsigned long long*, const CUmemLocation*, CUdeviceptr)>& call,
+                unsigned long long* flags, const CUmemLocation* location, CUdeviceptr at) noexcept {
+  const Served served = look_up(at);
+  const CUresult result = call.original(flags, location, served.live ? at : as_mapped_by_program(at));
+  if (served.live && result == CUDA_SUCCESS) *flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  return result;
+}
+
 CUdeviceptr as_mapped_by_program(CUdeviceptr at) noexcept { return look_up(at).is_ours ? kUnknownAddress : at; }
 
 }  // namespace stalloc::hooks::pointers

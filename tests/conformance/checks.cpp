@@ -47,6 +47,7 @@ const std::vector<Check>& all_checks() {
       {"hostile-first-primary-reset", first_primary_reset, /*own_process=*/true},
       {"hostile-first-primary-release", first_primary_release, /*own_process=*/true},
       {"hostile-pointers", pointer_attributes, /*own_process=*/true},
+      {"hostile-mappings", mappings, /*own_process=*/true},
       {"hostile-leaving", leaving, /*own_process=*/true},
       {"hostile-reset", reset_beside, /*own_process=*/true},
       {"hostile-without-context", without_context, /*own_process=*/true},

@@ -74,6 +74,7 @@ void first_context_destroy(Machine&, Report&, std::uint64_t seed);
 void first_primary_reset(Machine&, Report&, std::uint64_t seed);
 void first_primary_release(Machine&, Report&, std::uint64_t seed);
 void pointer_attributes(Machine&, Report&, std::uint64_t seed);  // of live memory and of freed memory
+void mappings(Machine&, Report&, std::uint64_t seed);            // what is refused for memory that CUDA allocated
 void leaving(Machine&, Report&, std::uint64_t seed);             // the process ends within another thread's request
 void reset_beside(Machine&, Report&, std::uint64_t seed);        // the context ends beside allocating threads
 

@@ -35,6 +35,7 @@ namespace stalloc::conformance {
   apply(cuMemPoolGetAccess) apply(cuMemPoolExportToShareableHandle) apply(cuMemPoolExportPointer) \
   apply(cuMemAllocPitch) apply(cuMemAllocManaged) apply(cuArrayCreate) apply(cuArrayDestroy) \
   apply(cuMemCreate) apply(cuMemRelease) apply(cuMemRetainAllocationHandle) apply(cuMemGetHandleForAddressRange) \
+  apply(cuMemGetAccess) apply(cuMemSetAccess) apply(cuMemMap) apply(cuMemUnmap) apply(cuMemAddressFree) \
   apply(cuPointerSetAttribute) apply(cuMemcpyPeer) apply(cuMemcpyPeerAsync) \
   apply(cuModuleLoadData) apply(cuModuleUnload) apply(cuModuleGetFunction) apply(cuLaunchKernel) \
   apply(cuLibraryLoadData) apply(cuLibraryUnload) apply(cuLibraryGetKernel) apply(cuLibraryGetGlobal) apply(cuLibraryGetModule) \
