@@ -36,7 +36,7 @@ constexpr std::size_t kLarge = 5 * kBig;
 constexpr std::size_t kProcesses = 8;  // at the same time
 constexpr std::chrono::milliseconds kWhile = 500ms;
 constexpr std::chrono::milliseconds kLongest = 4000ms;  // of a call that does not wait for T, on a busy machine
-constexpr unsigned kLimitSeconds = 30;  // for a process
+constexpr unsigned kLimitSeconds = 30;                  // for a process
 
 std::atomic<bool> released{false};
 
