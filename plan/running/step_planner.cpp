@@ -2,7 +2,10 @@
 #include "plan/running/step_planner.h"
 
 #include <algorithm>
+#include <numeric>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "plan/planner.h"
 #include "plan/running/repetition.h"
@@ -17,6 +20,8 @@ constexpr std::size_t kLeastShare = 4;                     // the repetitions fo
 constexpr std::size_t kRequestsPerMismatch = 100;          // with more than one mismatch in so many, a step has changed
 constexpr std::size_t kMostQuiet = 16;                     // repetitions without mapping before logging stops
 constexpr std::size_t kMostOffers = 16;                    // of a plan that is not taken up
+constexpr std::size_t kSettledRepetitions = 2;             // the latest ones, for a request that is often settled
+constexpr std::uint64_t kLeastShareLive = 16;              // (the plan's memory / this) may live more at its begin
 constexpr std::uint64_t kMostExamined = 2'000'000;         // ranges, in planning once (PlanOptions)
 constexpr std::size_t kLatestFirstSearch = kMostLogged / 4;  // requests before the first search, after useless plans
 
@@ -32,6 +37,32 @@ void keep_body(DevicePlan* plan) {
   }
   plan->waits.clear();
   plan->prologue = 0;
+}
+
+// The bytes that live when each request of the body is made, in a program that repeats it.
+std::vector<std::uint64_t> live_bytes_at_requests(const DevicePlan& plan) {
+  const std::size_t requests = plan.slots.size();
+  std::vector<std::uint64_t> live(2 * requests + 1);  // first the differences, of two repetitions
+  for (std::size_t i = 0; i < requests; ++i) {
+    const Slot& slot = plan.slots[i];
+    if (slot.kind == SlotKind::PassThrough || slot.upper == kNever) continue;
+    live[i + 1] += slot.size;
+    live[i + std::min<std::size_t>(slot.upper - slot.lower, requests)] -= slot.size;  // may be less than 0 for a while
+  }
+  std::partial_sum(live.begin(), live.end(), live.begin());
+  for (std::size_t i = 0; i < requests; ++i) live[i] += live[i + requests];
+  live.resize(requests);
+  return live;
+}
+
+// Makes the body begin with its `first`th request.
+void rotate_body(DevicePlan* plan, std::size_t first) {
+  std::rotate(plan->slots.begin(), plan->slots.begin() + static_cast<std::ptrdiff_t>(first), plan->slots.end());
+  const std::size_t requests = plan->slots.size();
+  for (std::vector<std::uint32_t>* const list : {&plan->varying, &plan->unplaced}) {
+    for (std::uint32_t& slot : *list) slot = static_cast<std::uint32_t>((slot + requests - first) % requests);
+    std::sort(list->begin(), list->end());
+  }
 }
 
 // How many handles are mapped to take up a plan.
@@ -120,6 +151,27 @@ void StepPlanner::begin_repetition(std::uint64_t mapped) {
   offers_ = true;
 }
 
+// Returns the request of the body with which it is to begin: a plan can only be taken up where idle memory is known to
+// be idle, because the program has just waited for its work. Of the requests before which it did so in the latest
+// repetitions, that is the one at which the fewest bytes live, unless many more live there than where the planner
+// begins the body. `begin`: a request in the log with which a repetition begins.
+std::size_t StepPlanner::choose_begin(const DevicePlan& plan, std::size_t begin) const {
+  const std::vector<std::uint64_t> live = live_bytes_at_requests(plan);
+  const auto is_settled = [&](std::size_t request) {
+    std::size_t latest = begin + request;
+    while (latest + plan.body < log_.size()) latest += plan.body;
+    for (std::size_t i = 0; i < kSettledRepetitions; ++i) {
+      if (latest < i * plan.body || !log_.is_settled(latest - i * plan.body)) return false;
+    }
+    return true;
+  };
+  std::optional<std::size_t> best;
+  for (std::size_t i = 0; i < live.size(); ++i) {
+    if ((!best || live[i] < live[*best]) && is_settled(i)) best = i;
+  }
+  return best && live[*best] <= live[0] + plan.physical_bytes / kLeastShareLive ? *best : 0;
+}
+
 // Plans the step from its latest repetitions. Its begin may be moved to a later request. False: it cannot be planned.
 bool StepPlanner::make_plan() {
   std::size_t begin = step_->begin - kPlannedRepetitions * step_->period;
@@ -139,6 +191,9 @@ bool StepPlanner::make_plan() {
   begin += plan.prologue;
   keep_body(&plan);
   step_->period = plan.body;
+  const std::size_t first = choose_begin(plan, begin);
+  rotate_body(&plan, first);
+  begin += first;
   const std::size_t request = log_.size() - 1;
   while (begin < request) begin += plan.body;
   step_->begin = begin == request ? begin : begin - plan.body;  // the present repetition's

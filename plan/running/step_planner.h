@@ -11,7 +11,8 @@
 //   2. The step must repeat until there are half as many requests more, since loops inside a first step repeat, too. If
 //      memory was still mapped in its latest repetition, the latest four are planned (planner.h).
 //   3. Taking up a plan maps memory, too. So once the program has mapped as many handles since the step was found, the
-//      plan is offered at the beginning of each further step, as long as the requests follow it.
+//      plan is offered at the beginning of each further step, as long as the requests follow it. If it can, a step
+//      begins where the program has just waited for its work, since only then is idle memory known to be idle.
 //
 // Planning is done while the heap is locked, so the search for places is limited (PlanOptions::most_examined): a step
 // that needs more is not planned. After each plan that could not be made, for which the backend refused memory, that
@@ -53,6 +54,10 @@ class StepPlanner {
   void freed(std::uint64_t number, StreamIndex stream) {
     if (!sleeps_) log_.freed(number, stream);
   }
+  // All frees so far are known to be complete when the next request is made, as after a synchronization.
+  void settled() {
+    if (!sleeps_) log_.note_settled();
+  }
   // True when there is a plan which the latest requests followed, and the latest one begins its body.
   [[nodiscard]] bool offers() const noexcept { return offers_; }
   // True as long as there is a plan that may be offered.
@@ -88,6 +93,7 @@ class StepPlanner {
   bool continues();
   void begin_repetition(std::uint64_t mapped);
   bool make_plan();
+  [[nodiscard]] std::size_t choose_begin(const DevicePlan& plan, std::size_t begin) const;
   void sleep(std::uint64_t mapped) noexcept;
 
   const std::uint64_t page_;

@@ -63,6 +63,10 @@ class StepServer {
   [[nodiscard]] bool takes_each_request_of(std::uint64_t bytes) const noexcept {
     return bytes > small_bytes_ && (cursor_ || planner_.has_plan());
   }
+  // Call this if all frees so far are known to be complete, before the next request is served.
+  void settled() {
+    if (!cursor_) planner_.settled();
+  }
   // Call this at each free of a request of which `serve` or `served` was told. As for RequestLog.
   void freed(std::uint64_t number, StreamIndex stream) {
     if (!cursor_) planner_.freed(number, stream);

@@ -307,6 +307,7 @@ class Heap {
   CUdeviceptr note_dynamic(Place place, const Request& request);
   std::optional<Place> serve_step(const Request& request) noexcept;
   void note_served(std::size_t bytes, StreamOrdinal stream) noexcept;
+  void note_settled() noexcept;
   void note_freed(const LiveEntry& entry, StreamOrdinal stream) noexcept;
   void log_planned_step(const StepServer::TakenUp& step) const noexcept;
   [[nodiscard]] bool needs_bytes_of_plan(const Request& request) const;
@@ -369,6 +370,7 @@ class Heap {
   Planned planned_;
   const HeapOptions options_;
   std::atomic<bool> refuses_{false};
+  std::atomic<bool> synchronized_{false};  // by the program, since the latest request
   std::atomic<std::uint64_t> release_threshold_{~std::uint64_t{0}};
   std::atomic<std::uint64_t> held_bytes_{0};
   std::atomic<std::uint64_t> held_for_small_{0};

@@ -51,6 +51,17 @@ std::optional<CUdeviceptr> none_if_zero(CUdeviceptr address) {
   }
 }
 
+// Tells the planner of steps if all frees are known to be complete after a synchronization, but for the deferred one.
+[[gnu::noinline]] void Heap::note_settled() noexcept {
+  synchronized_.store(false, std::memory_order_relaxed);
+  if (!steps_ || !order_.is_known_complete(order_.latest_number())) return;
+  try {
+    steps_->settled();
+  } catch (const std::bad_alloc&) {
+    steps_->restart(*dynamic_);
+  }
+}
+
 std::optional<CUdeviceptr> Heap::allocate(std::size_t bytes, StreamKey stream, CUmemoryPool pool,
                                           bool* exhausted) noexcept {
   if (bytes > device_bytes_) [[unlikely]] {
@@ -96,6 +107,8 @@ CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, con
   if (bytes == 0 || is_closed() || refuses()) return 0;
   if (order_.has_waits()) [[unlikely]]
     order_.forget_waits();  // of a request that was given up
+  if (synchronized_.load(std::memory_order_relaxed)) [[unlikely]]
+    note_settled();
   complete_deferred_free();
   if (const std::size_t streams = pending_frees_.streams_to_query(); streams != 0) collect_pending_frees(streams);
   if (capturing) {

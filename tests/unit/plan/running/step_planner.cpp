@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -72,6 +73,22 @@ TEST_CASE("a step that repeats is offered at its beginning", "[plan][running]") 
   for (; at < 300 && !offered; ++at) offered = steps.request(at % 7 + (at == 0 ? 20 : 1));
   REQUIRE(offered);
   REQUIRE(plan.slots[0].size == ((at - 1) % 7 + (at == 1 ? 20 : 1)) * kPage);
+}
+
+TEST_CASE("a step begins where all frees are complete, unless much more lives there", "[plan][running]") {
+  const std::size_t settled = GENERATE(60, 146);  // in each step: little lives when the first one is made
+  Steps steps;
+  std::optional<std::size_t> offered;
+  for (int i = 0; i < 30 && !offered; ++i) {
+    for (std::size_t at = 0; at < 300 && !offered; ++at) {
+      if (at == settled) steps.planner.settled();
+      if (steps.request(at >= 140 && at < 150 ? 30 : 1 + at % 2)) offered = at;
+      if (at == 200) steps.counts.mapped += kMapped;
+    }
+  }
+  REQUIRE(offered);
+  REQUIRE((*offered == settled) == (settled == 60));
+  REQUIRE(steps.planner.plan().slots[0].size == (1 + *offered % 2) * kPage);
 }
 
 TEST_CASE("a step is not offered while nothing is mapped, or little", "[plan][running]") {

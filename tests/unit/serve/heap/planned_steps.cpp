@@ -32,7 +32,7 @@ std::unique_ptr<Heap> make_heap(FakeDriver& driver, const HeapOptions& options) 
   return heap;
 }
 
-// A program of two streams, which repeats its step exactly until deviations are allowed.
+// A program of some streams, which repeats its step exactly until deviations are allowed.
 struct Setting {
   FakeDriver driver;
   std::unique_ptr<Heap> heap;
@@ -42,13 +42,13 @@ struct Setting {
   Program program;
 
   explicit Setting(std::uint64_t seed, const HeapOptions& options = forgetful_options(),
-                   std::uint64_t device_bytes = std::uint64_t{1} << 30)
+                   std::uint64_t device_bytes = std::uint64_t{1} << 30, std::size_t streams = 2)
       : driver(kSmallPage, device_bytes),
         heap(make_heap(driver, options)),
         random(seed),
         step(random_step(random)),
         shadow(&driver),
-        program(&driver, heap.get(), &shadow, new_streams(driver, 2), seed) {
+        program(&driver, heap.get(), &shadow, new_streams(driver, streams), seed) {
     program.allow_deviations(false);
   }
 
@@ -88,6 +88,21 @@ TEST_CASE("a step that repeats and maps memory is planned", "[serve][steps]") {
   REQUIRE(after.mapping_calls_after_start == planned.mapping_calls_after_start);
   REQUIRE(after.physical_peak == planned.physical_peak);
   REQUIRE(after.step_requests - planned.step_requests > kRequestsOfStep);
+}
+
+TEST_CASE("a plan is taken up where the program has waited for its work", "[serve][steps]") {
+  const std::uint64_t seed = GENERATE(1, 8, 9);  // programs of which little lives where they wait
+  const bool waits = GENERATE(false, true);
+  CAPTURE(seed, waits);
+  Setting set(seed, forgetful_options(), std::uint64_t{1} << 30, 1);
+  for (int i = 0; i < 2 * kUntilPlanned; ++i) {
+    for (std::size_t request = 0; request < set.step.size(); ++request) {
+      set.program.request(set.step[request]);
+      if (request == 3 && waits) synchronize(*set.heap, set.driver);  // in each step, a little after its beginning
+    }
+    set.program.finish();
+  }
+  REQUIRE(set.statistics().step_plans == (waits ? 1 : 0));
 }
 
 TEST_CASE("the views of a plan count as views that are mapped", "[serve][steps]") {
