@@ -370,7 +370,8 @@ class Heap {
   Planned planned_;
   const HeapOptions options_;
   std::atomic<bool> refuses_{false};
-  std::atomic<bool> synchronized_{false};  // by the program, since the latest request
+  // The latest free when the program synchronized, plus 1; 0: it has not since the latest request.
+  std::atomic<std::uint64_t> synchronized_after_{0};
   std::atomic<std::uint64_t> release_threshold_{~std::uint64_t{0}};
   std::atomic<std::uint64_t> held_bytes_{0};
   std::atomic<std::uint64_t> held_for_small_{0};

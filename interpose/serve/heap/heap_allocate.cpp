@@ -51,10 +51,11 @@ std::optional<CUdeviceptr> none_if_zero(CUdeviceptr address) {
   }
 }
 
-// Tells the planner of steps if all frees are known to be complete after a synchronization, but for the deferred one.
+// Tells the planner of steps if all frees before a synchronization are known to be complete, but for the deferred one.
+// A few small frees may have followed.
 [[gnu::noinline]] void Heap::note_settled() noexcept {
-  synchronized_.store(false, std::memory_order_relaxed);
-  if (!steps_ || !order_.is_known_complete(order_.latest_number())) return;
+  const std::uint64_t after = synchronized_after_.exchange(0, std::memory_order_relaxed);
+  if (!steps_ || after == 0 || !order_.is_known_complete(after - 1)) return;
   try {
     steps_->settled();
   } catch (const std::bad_alloc&) {
@@ -107,7 +108,7 @@ CUdeviceptr Heap::serve(std::unique_lock<HeapMutex> lock, std::size_t bytes, con
   if (bytes == 0 || is_closed() || refuses()) return 0;
   if (order_.has_waits()) [[unlikely]]
     order_.forget_waits();  // of a request that was given up
-  if (synchronized_.load(std::memory_order_relaxed)) [[unlikely]]
+  if (synchronized_after_.load(std::memory_order_relaxed) != 0) [[unlikely]]
     note_settled();
   complete_deferred_free();
   if (const std::size_t streams = pending_frees_.streams_to_query(); streams != 0) collect_pending_frees(streams);

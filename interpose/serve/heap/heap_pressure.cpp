@@ -183,7 +183,7 @@ void Heap::blocking_streams_exist() noexcept {
 
 void Heap::after_synchronization() noexcept {
   pending_frees_.program_synchronized();
-  synchronized_.store(true, std::memory_order_relaxed);
+  synchronized_after_.store(order_.clocks().latest_number() + 1, std::memory_order_relaxed);
   const std::uint64_t keep = release_threshold_.load(std::memory_order_relaxed);
   if (keep == ~std::uint64_t{0}) return;
   try {

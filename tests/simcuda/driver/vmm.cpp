@@ -258,7 +258,8 @@ CUresult memory_get_access(unsigned long long* flags, const CUmemLocation* locat
   if (const CUresult result = check_initialized()) return result;
   const std::scoped_lock lock(memory_mutex());
   const auto mapping = find_mapping(at);
-  if (mapping == mappings().end() || find_device(location->id) == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (mapping == mappings().end()) return CUDA_ERROR_INVALID_VALUE;
+  if (find_device(location->id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
   // As measured on an H200 (driver 580): memory that the program did not map has no access flags.
   const bool allowed = mapping->second.from_program && (mapping->second.access >> location->id & 1) != 0;
   *flags = allowed ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;

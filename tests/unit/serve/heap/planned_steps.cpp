@@ -39,16 +39,18 @@ struct Setting {
   Random random;
   std::vector<ProgramRequest> step;
   Shadow shadow;
+  std::vector<StreamKey> streams;
   Program program;
 
   explicit Setting(std::uint64_t seed, const HeapOptions& options = forgetful_options(),
-                   std::uint64_t device_bytes = std::uint64_t{1} << 30, std::size_t streams = 2)
+                   std::uint64_t device_bytes = std::uint64_t{1} << 30, std::size_t stream_count = 2)
       : driver(kSmallPage, device_bytes),
         heap(make_heap(driver, options)),
         random(seed),
         step(random_step(random)),
         shadow(&driver),
-        program(&driver, heap.get(), &shadow, new_streams(driver, streams), seed) {
+        streams(new_streams(driver, stream_count)),
+        program(&driver, heap.get(), &shadow, streams, seed) {
     program.allow_deviations(false);
   }
 
@@ -98,7 +100,10 @@ TEST_CASE("a plan is taken up where the program has waited for its work", "[serv
   for (int i = 0; i < 2 * kUntilPlanned; ++i) {
     for (std::size_t request = 0; request < set.step.size(); ++request) {
       set.program.request(set.step[request]);
-      if (request == 3 && waits) synchronize(*set.heap, set.driver);  // in each step, a little after its beginning
+      if (request != 3) continue;  // a little after the beginning of each step
+      const CUdeviceptr small = set.heap->allocate(512, set.streams[0], nullptr).value_or(0);
+      if (waits) synchronize(*set.heap, set.driver);
+      REQUIRE(set.heap->free_async(small, set.streams[0]) == CUDA_SUCCESS);
     }
     set.program.finish();
   }
