@@ -36,6 +36,8 @@ int parse(int argc, char** argv, Arguments& to) {
   app.add_option("--streams", to.options.streams, "what recorded streams become: non-blocking, blocking or legacy")
       ->transform(CLI::CheckedTransformer(streams));
   app.add_flag("--threads", to.options.threads, "make each recorded thread's calls from a thread of its own");
+  app.add_option("--first-wait", to.options.first_wait, "the first call after which the program waits for its devices");
+  app.add_option("--period", to.options.period, "it waits again after each so many calls (default: it never waits)");
   app.add_flag("--driver", to.driver, "call libcuda alone instead of the CUDA runtime");
   app.add_flag("--json", to.json, "print the summary as JSON");
   try {

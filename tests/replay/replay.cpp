@@ -41,6 +41,7 @@ class Player {
   // False: it failed, and result().error says how.
   bool prepare();
   bool play(const ScheduledCall& call);
+  bool synchronize();
   bool finish();
   Result take() { return std::move(result_); }
 
@@ -198,6 +199,13 @@ bool Player::look_at_memory(Device& device) {
   return true;
 }
 
+bool Player::synchronize() {
+  for (std::uint32_t ordinal = 0; ordinal < devices_.size(); ++ordinal) {
+    if (!use(ordinal) || !expect(api_.driver().cuCtxSynchronize(), "waiting for a device")) return false;
+  }
+  return true;
+}
+
 // Checks what is still live, and waits for everything.
 bool Player::finish() {
   for (std::size_t index = 0; index < addresses_.size(); ++index) {
@@ -229,7 +237,11 @@ bool Player::finish() {
 Result replay(const Api& api, const Schedule& schedule, const Options& options) {
   const auto start = std::chrono::steady_clock::now();
   Player player(api, schedule, options);
-  const auto play = [&](std::size_t index) { return player.play(schedule.calls[index]); };
+  const auto play = [&](std::size_t index) {
+    const bool waits =
+        options.period != 0 && index >= options.first_wait && (index - options.first_wait) % options.period == 0;
+    return player.play(schedule.calls[index]) && (!waits || player.synchronize());
+  };
   bool ok = player.prepare();
   if (ok && options.threads) {
     std::vector<std::uint32_t> threads;

@@ -19,6 +19,10 @@ struct Options {
   Verify verify = Verify::Stamps;
   Streams streams = Streams::NonBlocking;
   bool threads = false;  // each recorded thread's calls from a thread of its own, in the recorded order
+  // After this call of the schedule, and after each `period` further ones, the program waits for all devices, since a
+  // trace does not say where it did. No period: never.
+  std::uint64_t first_wait = 0;
+  std::uint64_t period = 0;
 };
 
 struct Result {
