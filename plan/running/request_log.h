@@ -16,8 +16,8 @@ namespace stalloc::plan {
 
 // Requests are named by numbers that grow from one request to the next; some numbers may be missing. Adding is cheap:
 // what belongs together is found when the log is read. Takes 20 bytes for each request, 16 for each free, and 4 for
-// each synchronization. Not
-// thread-safe. Functions that are not noexcept throw std::bad_alloc; the log must be cleared then.
+// each settled request. Not thread-safe. Functions that are not noexcept throw std::bad_alloc; the log must be cleared
+// then.
 class RequestLog {
  public:
   void clear() noexcept {

@@ -20,8 +20,7 @@ constexpr std::size_t kLeastShare = 4;                     // the repetitions fo
 constexpr std::size_t kRequestsPerMismatch = 100;          // with more than one mismatch in so many, a step has changed
 constexpr std::size_t kMostQuiet = 16;                     // repetitions without mapping before logging stops
 constexpr std::size_t kMostOffers = 16;                    // of a plan that is not taken up
-constexpr std::size_t kSettledRepetitions = 2;             // the latest ones, for a request that is often settled
-constexpr std::uint64_t kLeastShareLive = 16;              // (the plan's memory / this) may live more at its begin
+constexpr std::uint64_t kLiveShareAtBegin = 16;            // (the plan's memory / this) more may live where it begins
 constexpr std::uint64_t kMostExamined = 2'000'000;         // ranges, in planning once (PlanOptions)
 constexpr std::size_t kLatestFirstSearch = kMostLogged / 4;  // requests before the first search, after useless plans
 
@@ -152,15 +151,15 @@ void StepPlanner::begin_repetition(std::uint64_t mapped) {
 }
 
 // Returns the request of the body with which it is to begin: a plan can only be taken up where idle memory is known to
-// be idle, because the program has just waited for its work. Of the requests before which it did so in the latest
-// repetitions, that is the one at which the fewest bytes live, unless many more live there than where the planner
-// begins the body. `begin`: a request in the log with which a repetition begins.
+// be idle, because the program has just waited for its work. Of the requests before which it did so in each of the
+// planned repetitions, that is the one at which the fewest bytes live, unless many more live there than where the
+// planner begins the body. `begin`: a request in the log with which a repetition begins.
 std::size_t StepPlanner::choose_begin(const DevicePlan& plan, std::size_t begin) const {
   const std::vector<std::uint64_t> live = live_bytes_at_requests(plan);
   const auto is_settled = [&](std::size_t request) {
     std::size_t latest = begin + request;
     while (latest + plan.body < log_.size()) latest += plan.body;
-    for (std::size_t i = 0; i < kSettledRepetitions; ++i) {
+    for (std::size_t i = 0; i < kPlannedRepetitions; ++i) {
       if (latest < i * plan.body || !log_.is_settled(latest - i * plan.body)) return false;
     }
     return true;
@@ -169,7 +168,7 @@ std::size_t StepPlanner::choose_begin(const DevicePlan& plan, std::size_t begin)
   for (std::size_t i = 0; i < live.size(); ++i) {
     if ((!best || live[i] < live[*best]) && is_settled(i)) best = i;
   }
-  return best && live[*best] <= live[0] + plan.physical_bytes / kLeastShareLive ? *best : 0;
+  return best && live[*best] <= live[0] + plan.physical_bytes / kLiveShareAtBegin ? *best : 0;
 }
 
 // Plans the step from its latest repetitions. Its begin may be moved to a later request. False: it cannot be planned.

@@ -19,9 +19,8 @@
 //      memory grows much beside them (`needs_bytes_of_plan`, `merge`). Without a plan, it takes the place that the
 //      request has in the plan of the program's step, if there is one (`serve_step`). Otherwise it calls
 //      `Dynamic::allocate`.
-//   8. If the stream must wait for the frees of others, `make_waits` makes the waits without the lock, since the
-//   stream's
-//      queue may be full. If one fails, the bytes are taken back (`take_back`).
+//   8. If the stream must wait for the frees of others, `make_waits` makes the waits without the lock, since the queue
+//      of the stream may be full. If one fails, the bytes are taken back (`take_back`).
 //   9. `serve_under_pressure` (heap_pressure.cpp) comes last, when the driver has no more memory.
 //  10. CUDA serves every other request, and the caller reports that by `note_unplanned`.
 //
